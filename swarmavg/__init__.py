@@ -1,0 +1,1 @@
+"""swarmavg: decentralised averaging of PyTorch training state between machines that come and go."""

@@ -1,0 +1,1 @@
+"""Codecs: how tensor slices travel."""

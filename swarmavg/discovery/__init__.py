@@ -1,0 +1,1 @@
+"""Small signed records that members publish and look up."""

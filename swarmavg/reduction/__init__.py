@@ -1,0 +1,1 @@
+"""Weighted accumulation of the range that this peer reduces."""

@@ -1,0 +1,1 @@
+"""Drives the protocol machines over channels: tasks, timers, retries and offloaded computation."""

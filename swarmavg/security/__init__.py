@@ -1,0 +1,1 @@
+"""Peer identities, swarm tokens and the TLS contexts made from them."""

@@ -1,0 +1,1 @@
+"""Optimizers, schedules and model state in the swarm."""

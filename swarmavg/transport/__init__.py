@@ -1,0 +1,1 @@
+"""Channels of messages between peers: interface, framing, registry and the in-process backend."""
