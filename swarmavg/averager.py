@@ -1,0 +1,559 @@
+"""The averager: keeps a fixed list of tensors and, on request, averages them with the same-shaped tensors of other peers.
+
+The public async API. It holds together matchmaking, the exchange and the tensors' lock; the work is done in `runtime`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, overload
+
+import torch
+
+from swarmavg.averaging_round import AveragingRound, RoundPlanner
+from swarmavg.compression import NoCompression
+from swarmavg.compression.interface import Compression, TensorInfo, codec_per_tensor
+from swarmavg.config import AveragerConfig, check_group_bits, check_seconds
+from swarmavg.control import (
+    StepControl,
+    StepResult,
+    StepState,
+    check_scheduled_time,
+    check_weight_argument,
+)
+from swarmavg.errors import AllreduceError, ClosedError, MatchmakingError
+from swarmavg.identifiers import PeerId
+from swarmavg.peer import Peer
+from swarmavg.planning.partition import Layout, default_part_size
+from swarmavg.protocol.group import Role
+from swarmavg.protocol.matchmaking_presence import MatchConfig
+from swarmavg.runtime.gathering import check_gather
+from swarmavg.runtime.matchmaker import Matchmaker
+from swarmavg.runtime.round_desk import RoundDesk
+from swarmavg.telemetry.logs import get_logger
+
+_log = get_logger("swarmavg.averager")
+
+AVERAGED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+WINDOWS_WITHOUT_TIMEOUT = 3
+"""With `timeout=None`, a step looks for a group for this many matchmaking windows."""
+
+
+class AveragerOptions(TypedDict, total=False):
+    """The optional arguments of `Averager`, for code that passes them on."""
+
+    target_group_size: int | None
+    min_group_size: int
+    initial_group_bits: str
+    min_matchmaking_time: float
+    request_timeout: float
+    averaging_alpha: float
+    part_size_bytes: int | None
+    allreduce_timeout: float | None
+    next_chunk_timeout: float | None
+    sender_timeout: float | None
+    reducer_timeout: float | None
+    compression: Compression
+    state_compression: Compression | None
+    tensor_infos: Sequence[TensorInfo] | None
+    bandwidth: float | None
+    min_vector_size: int
+    client_mode: bool | None
+    auxiliary: bool
+    allow_state_sharing: bool
+    declare_state_period: float | None
+    shutdown_timeout: float
+
+
+class Averager:
+    """Averages tensors with the peers that use the same `prefix`.
+
+        async with swarmavg.Averager([tensor], peer=peer, prefix="run", target_group_size=4) as averager:
+            result = await averager.step(weight=1.0, gather={"loss": 0.1})
+
+    Arguments:
+        tensors: CPU tensors of float16, bfloat16, float32 or float64, averaged in place. Leaf tensors only: one with a
+            `grad_fn` is refused, as are integer and bool tensors.
+        peer: the started `Peer` it lives on; many averagers can share one.
+        prefix: name of the run, without dots. One averager per prefix and peer.
+        target_group_size: form groups of up to this many; `None` = everyone who shows up.
+        min_group_size: do not average with fewer, at least 2.
+        initial_group_bits: bucket as a string of "0" and "1"; only peers with the same bits meet. After each round the bits
+            move on, so that groups of 2^k and k*(d-1) bits bring 2^(k*d) peers to the global mean in d rounds
+            (Moshpit All-Reduce, https://arxiv.org/abs/2103.03239).
+        min_matchmaking_time: seconds a group stays open when it is not full and not everyone known has arrived.
+        request_timeout: seconds to wait for one answer from a would-be leader.
+        averaging_alpha: ``local += alpha * (average - local)``.
+        part_size_bytes: upper bound of one part on the wire; by default 256 KiB, 1 MiB for vectors of 16 MiB or more.
+        allreduce_timeout: bound in seconds on one all-reduce once the group stands.
+        next_chunk_timeout: default of `sender_timeout`.
+        sender_timeout: seconds after which a silent contributor is excluded; by default 15.
+        reducer_timeout: seconds after which a silent reducer is given up; must exceed `sender_timeout`, by default its double.
+        compression: codec for averaging, such as `NoCompression()` or `Float16Compression()`.
+        tensor_infos: one `TensorInfo` per tensor; derived by default.
+        bandwidth: of this peer, in any unit common to the run; `None` = the mean of the group, 0 = others do the reducing.
+        min_vector_size: a peer that would reduce fewer elements than this reduces none.
+        client_mode: cannot accept connections: never a leader, never a reducer. By default as the peer is.
+        auxiliary: reduces for others, contributes and receives no tensors.
+        shutdown_timeout: seconds that closing may take.
+        state_compression, allow_state_sharing, declare_state_period: of the state download, which is not there yet; anything
+            but the default (for `allow_state_sharing`, False) raises `NotImplementedError`.
+
+    Raises:
+        ValueError, TypeError: for bad arguments, with name and value, at construction.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        *,
+        peer: Peer,
+        prefix: str,
+        target_group_size: int | None = None,
+        min_group_size: int = 2,
+        initial_group_bits: str = "",
+        min_matchmaking_time: float = 5.0,
+        request_timeout: float = 3.0,
+        averaging_alpha: float = 1.0,
+        part_size_bytes: int | None = None,
+        allreduce_timeout: float | None = None,
+        next_chunk_timeout: float | None = None,
+        sender_timeout: float | None = None,
+        reducer_timeout: float | None = None,
+        compression: Compression | None = None,
+        state_compression: Compression | None = None,
+        tensor_infos: Sequence[TensorInfo] | None = None,
+        bandwidth: float | None = None,
+        min_vector_size: int = 0,
+        client_mode: bool | None = None,
+        auxiliary: bool = False,
+        allow_state_sharing: bool = False,
+        declare_state_period: float | None = None,
+        shutdown_timeout: float = 5.0,
+    ) -> None:
+        _refuse_state_options(state_compression, allow_state_sharing, declare_state_period)
+        if not isinstance(peer, Peer):
+            raise TypeError(f"peer must be a swarmavg.Peer, got {peer!r}")
+        self.config = AveragerConfig(
+            prefix=prefix,
+            target_group_size=target_group_size,
+            min_group_size=min_group_size,
+            initial_group_bits=initial_group_bits,
+            min_matchmaking_time=min_matchmaking_time,
+            request_timeout=request_timeout,
+            averaging_alpha=averaging_alpha,
+            part_size_bytes=part_size_bytes,
+            allreduce_timeout=allreduce_timeout,
+            next_chunk_timeout=next_chunk_timeout,
+            sender_timeout=sender_timeout,
+            reducer_timeout=reducer_timeout,
+            bandwidth=bandwidth,
+            min_vector_size=min_vector_size,
+            client_mode=peer.client_mode if client_mode is None else client_mode,
+            auxiliary=auxiliary,
+            shutdown_timeout=shutdown_timeout,
+        )
+        if peer.client_mode and not self.config.client_mode:
+            raise ValueError("client_mode=False on a peer that accepts no connections: give the peer an address to listen on")
+        if peer.client_mode and auxiliary:
+            raise ValueError("auxiliary=True on a peer in client mode: an auxiliary peer must be reachable to reduce")
+        self.peer = peer
+        self._tensors = tuple(_check_tensors(tensors))
+        self._infos = _check_infos(tensor_infos, self._tensors)
+        codec = compression if compression is not None else NoCompression()
+        self._layout = Layout.of(self._infos, codec_per_tensor(codec, self._infos))
+        self._part_size = part_size_bytes if part_size_bytes is not None else default_part_size(self._layout)
+        self._planner = RoundPlanner(self._layout, self._part_size, min_vector_size)
+        self._bits = initial_group_bits
+        self._lock = asyncio.Lock()
+        self._turn = asyncio.Lock()
+        self._steps: set[asyncio.Task[StepResult]] = set()
+        self._matchmaker: Matchmaker | None = None
+        self._desk: RoundDesk | None = None
+        self._unserve: Callable[[], None] | None = None
+        self._round: AveragingRound | None = None
+        self._closed = False
+
+    # Life
+
+    async def start(self) -> Self:
+        """Announce this averager. Returns at once if it runs already."""
+        if self._closed:
+            raise ClosedError(f"averager {self.prefix!r} is closed")
+        if self._matchmaker is not None:
+            return self
+        if not self.peer.running:
+            raise ClosedError(f"the peer of averager {self.prefix!r} is not running: start it first")
+        config = self.config
+        matchmaker = Matchmaker(
+            self.peer,
+            prefix=config.prefix,
+            role=self.role,
+            config=self._match_config(),
+            target_group_size=config.target_group_size,
+            min_group_size=config.min_group_size,
+            request_timeout=config.request_timeout,
+            window=config.min_matchmaking_time,
+            plan_hash=self._planner.hash_for,
+            rng=random.Random(self.peer.rng.random()),  # noqa: S311  (spreads load, guards nothing)
+        )
+        self._desk = RoundDesk(matchmaker.adopt, patience=config.request_timeout)
+        self._round = AveragingRound(
+            self.peer,
+            purpose=f"round:{config.prefix}",
+            config=config,
+            planner=self._planner,
+            tensors=self._tensors,
+            lock=self._lock,
+            desk=self._desk,
+        )
+        self._unserve = self.peer.serve(f"round:{config.prefix}", self._desk.handle)
+        try:
+            await matchmaker.start()
+        except BaseException:
+            self._unserve()
+            raise
+        self._matchmaker = matchmaker
+        self.peer.closing_with(self)
+        return self
+
+    async def aclose(self) -> None:
+        """Cancel pending steps, tell group mates, withdraw what was announced. Bounded by `shutdown_timeout`, never raises.
+
+        A second call does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self.peer.no_longer_closing_with(self)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.shutdown_timeout):
+                await self._wind_down()
+
+    async def _wind_down(self) -> None:
+        steps = [task for task in self._steps if task is not asyncio.current_task()]
+        for task in steps:
+            task.cancel("the averager is closing")
+        await asyncio.gather(*steps, return_exceptions=True)
+        if self._round is not None:
+            await self._round.aclose()
+        if self._matchmaker is not None:
+            await self._matchmaker.aclose()
+        if self._unserve is not None:
+            self._unserve()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # What it is
+
+    @property
+    def prefix(self) -> str:
+        return self.config.prefix
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.peer.id
+
+    @property
+    def role(self) -> Role:
+        if self.config.auxiliary:
+            return Role.AUXILIARY
+        return Role.CLIENT if self.config.client_mode else Role.NODE
+
+    @property
+    def mode(self) -> str:
+        """``"node"``, ``"client"`` or ``"auxiliary"``."""
+        return self.role.value
+
+    @property
+    def total_size(self) -> int:
+        """Elements of all tensors together."""
+        return self._layout.total
+
+    @property
+    def schema_hash(self) -> str:
+        """Hash of the tensors' shapes and dtypes: peers with another one are not averaged with."""
+        text = "\n".join(f"{tuple(info.shape)} {info.dtype}" for info in self._infos)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def tensor_infos(self) -> tuple[TensorInfo, ...]:
+        return self._infos
+
+    def get_group_bits(self) -> str:
+        """The bits under which the next group is looked for."""
+        return self._bits
+
+    def set_group_bits(self, bits: str) -> None:
+        """Set them, for the next attempt. Raises `TypeError` or `ValueError`."""
+        self._bits = check_group_bits("bits", bits)
+
+    @asynccontextmanager
+    async def get_tensors(self) -> AsyncIterator[Sequence[torch.Tensor]]:
+        """The tensors, under a lock: inside the block the averager neither reads nor changes them.
+
+        Do not await `step` inside: it could not finish.
+        """
+        async with self._lock:
+            yield self._tensors
+
+    # Averaging
+
+    @overload
+    async def step(
+        self,
+        gather: Any = None,
+        weight: float | None = None,
+        timeout: float | None = None,
+        scheduled_time: float | None = None,
+        allow_retries: bool = True,
+        require_trigger: bool = False,
+        wait: Literal[True] = True,
+    ) -> StepResult: ...
+
+    @overload
+    async def step(
+        self,
+        gather: Any = None,
+        weight: float | None = None,
+        timeout: float | None = None,
+        scheduled_time: float | None = None,
+        allow_retries: bool = True,
+        require_trigger: bool = False,
+        *,
+        wait: Literal[False],
+    ) -> StepControl: ...
+
+    @overload
+    async def step(
+        self,
+        gather: Any = None,
+        weight: float | None = None,
+        timeout: float | None = None,
+        scheduled_time: float | None = None,
+        allow_retries: bool = True,
+        require_trigger: bool = False,
+        wait: bool = True,
+    ) -> StepResult | StepControl: ...
+
+    async def step(
+        self,
+        gather: Any = None,
+        weight: float | None = None,
+        timeout: float | None = None,
+        scheduled_time: float | None = None,
+        allow_retries: bool = True,
+        require_trigger: bool = False,
+        wait: bool = True,
+    ) -> StepResult | StepControl:
+        """Find a group, average with it, and update the tensors in place. Steps called at once queue up, in order.
+
+        Arguments:
+            gather: any msgpack-able value of up to 64 KiB; every member receives those of all.
+            weight: of this peer's tensors in the average: 0, or from 1e-18 to 1e18; 1 by default. 0 receives the average and
+                contributes nothing.
+            timeout: seconds for the whole call. `None` = look for a group for at most three matchmaking windows;
+                `math.inf` = for ever.
+            scheduled_time: moment of the event loop's clock (`time.monotonic()`) before which the round does not begin;
+                `None` = as soon as the group may.
+            allow_retries: try again within `timeout` after a group that failed.
+            require_trigger: with ``wait=False``: matchmaking runs at once, the all-reduce waits for
+                `StepControl.allow_allreduce`.
+            wait: with False, returns a `StepControl` at once.
+
+        Raises:
+            MatchmakingError: no group in time; the message says who was seen.
+            AllreduceError: a group stood, but the average could not be had.
+            ClosedError: the averager is not running.
+            ValueError, TypeError: bad arguments.
+        After any exception the tensors hold what they held before.
+        """
+        self._check_running()
+        now = asyncio.get_running_loop().time()
+        check_seconds("timeout", timeout, optional=True, infinite=True)
+        deadline = now + (timeout if timeout is not None else float("inf"))
+        if require_trigger and wait:
+            raise ValueError("require_trigger=True needs wait=False: nobody could trigger a call that waits")
+        state = StepState(
+            weight=self._weight(weight),
+            scheduled_time=check_scheduled_time(scheduled_time, deadline, now),
+            deadline=deadline,
+            triggered=not require_trigger,
+        )
+        packed = check_gather(gather)
+        task = asyncio.create_task(self._run(state, packed, allow_retries, timeout), name=f"step-{self.prefix}")
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
+        if not wait:
+            task.add_done_callback(_retrieve)
+            return StepControl(state, task)
+        return await _join(task)
+
+    async def load_state(self, timeout: float | None = None) -> Any:
+        """Not there yet: raises `NotImplementedError`."""
+        raise NotImplementedError("the state download is not there yet")
+
+    load_state_from_peers = load_state
+
+    # Inside
+
+    def _check_running(self) -> None:
+        if self._closed:
+            raise ClosedError(f"averager {self.prefix!r} is closed")
+        if self._matchmaker is None:
+            raise ClosedError(f"averager {self.prefix!r} has not been started: use `async with` or await start()")
+
+    def _weight(self, weight: float | None) -> float:
+        if self.config.auxiliary:
+            if weight is not None:
+                _log.warning("an auxiliary peer contributes nothing: its weight is not used", weight=weight)
+            return 0.0
+        return 1.0 if weight is None else check_weight_argument(weight)
+
+    async def _run(self, state: StepState, gather: bytes, allow_retries: bool, timeout: float | None) -> StepResult:
+        try:
+            async with asyncio.timeout_at(None if state.deadline == float("inf") else state.deadline):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise MatchmakingError(f"the timeout of {timeout} s passed while an earlier step was still running") from None
+        try:
+            return await self._attempts(state, gather, allow_retries, bounded=timeout is not None)
+        finally:
+            self._turn.release()
+
+    async def _attempts(self, state: StepState, gather: bytes, allow_retries: bool, *, bounded: bool) -> StepResult:
+        assert self._matchmaker is not None
+        assert self._round is not None
+        loop = asyncio.get_running_loop()
+        if bounded:
+            search_until = state.deadline
+        else:
+            earliest = max(loop.time(), state.scheduled_time or 0.0)
+            search_until = earliest + WINDOWS_WITHOUT_TIMEOUT * self.config.min_matchmaking_time
+        attempts = 0
+        while True:
+            attempts += 1
+            self._check_running()
+            bits = self._bits
+            try:
+                result, next_bits = await self._round.attempt(
+                    state, self._matchmaker, bits=bits, gather=gather, search_until=search_until, attempts=attempts
+                )
+            except AllreduceError as error:
+                if not allow_retries or loop.time() >= search_until:
+                    raise
+                _log.info("round failed, looking for another group", prefix=self.prefix, attempt=attempts, error=str(error))
+                continue
+            if self._bits == bits:  # unless the user has set others meanwhile
+                self._bits = next_bits
+            return result
+
+    def _match_config(self) -> MatchConfig:
+        """Everything that must agree for a plan to agree."""
+        config = self.config
+        shapes = hashlib.sha256("\n".join(str(tuple(info.shape)) for info in self._infos).encode()).hexdigest()[:16]
+        dtypes = hashlib.sha256("\n".join(str(info.dtype) for info in self._infos).encode()).hexdigest()[:16]
+        codecs = sorted({run.codec.name for run in self._layout.runs})
+        by_tensor = hashlib.sha256("\n".join(f"{run.codec.name} {run.tensors}" for run in self._layout.runs).encode())
+        return MatchConfig(
+            fields=(
+                ("tensors", str(len(self._infos))),
+                ("shapes", shapes),
+                ("dtypes", dtypes),
+                ("compression", f"{','.join(codecs)} {by_tensor.hexdigest()[:16]}"[:200]),
+                ("part_size_bytes", str(self._part_size)),
+                ("min_vector_size", str(config.min_vector_size)),
+                ("mode", "average"),
+                ("aggregator", "weighted mean"),
+                ("target_group_size", str(config.target_group_size)),
+            )
+        )
+
+
+async def _join(task: asyncio.Task[StepResult]) -> StepResult:
+    """Await a step that this call owns: cancelling the call cancels the step.
+
+    A cancellation that arrives during the commit, which cannot be undone, lets the step finish and is then passed on.
+    """
+    caller = asyncio.current_task()
+    assert caller is not None
+    before = caller.cancelling()
+    result = await task
+    if caller.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
+
+
+def _retrieve(task: asyncio.Task[StepResult]) -> None:
+    """A step in the background that nobody awaits must not be reported as forgotten: its failure was logged."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _check_tensors(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        raise TypeError("tensors must be a sequence of tensors, got one tensor: write [tensor]")
+    checked = list(tensors)
+    storage: dict[tuple[int, int], int] = {}
+    for index, tensor in enumerate(checked):
+        name = f"tensors[{index}]"
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.grad_fn is not None:
+            raise ValueError(f"{name} has a grad_fn ({tensor.grad_fn}): only leaf tensors are averaged in place; detach it")
+        if tensor.device.type != "cpu":
+            raise ValueError(f"{name} is on device {tensor.device}: tensors must be on the CPU")
+        if tensor.dtype not in AVERAGED_DTYPES:
+            raise ValueError(f"{name} has dtype {tensor.dtype}: only {', '.join(map(str, AVERAGED_DTYPES))} can be averaged")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{name} has layout {tensor.layout}: only dense tensors can be averaged")
+        if tensor.numel() and _overlaps_itself(tensor):
+            raise ValueError(f"{name} is an expanded view (stride {tensor.stride()}): clone it, it cannot be written to")
+        key = (tensor.data_ptr(), tensor.numel())
+        if tensor.numel() and key in storage:
+            raise ValueError(f"{name} is the same memory as tensors[{storage[key]}]: list it once")
+        storage[key] = index
+    return checked
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _check_infos(infos: Sequence[TensorInfo] | None, tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
+    if infos is None:
+        return tuple(TensorInfo.of(tensor, index) for index, tensor in enumerate(tensors))
+    given = tuple(infos)
+    if len(given) != len(tensors):
+        raise ValueError(f"tensor_infos must have one entry per tensor: got {len(given)} for {len(tensors)} tensors")
+    for index, (info, tensor) in enumerate(zip(given, tensors, strict=True)):
+        if not isinstance(info, TensorInfo):
+            raise TypeError(f"tensor_infos[{index}] must be a TensorInfo, got {info!r}")
+        if info.shape != tuple(tensor.shape) or info.dtype != tensor.dtype:
+            raise ValueError(
+                f"tensor_infos[{index}] says {info.shape} {info.dtype}, the tensor is {tuple(tensor.shape)} {tensor.dtype}"
+            )
+    return given
+
+
+def _refuse_state_options(compression: object, sharing: object, period: object) -> None:
+    """The state download is not there yet: its options are refused instead of being ignored."""
+    for name, given in (
+        ("state_compression", compression is not None),
+        ("allow_state_sharing", sharing is not False),
+        ("declare_state_period", period is not None),
+    ):
+        if given:
+            raise NotImplementedError(f"{name}: the state download is not there yet")

@@ -1,0 +1,282 @@
+"""One attempt at a round: find a group, wait for the trigger, exchange, commit. Either all of it happens or the tensors stay.
+
+Internal to the averager, which decides about retries and holds the public API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from swarmavg.config import AveragerConfig
+from swarmavg.control import AveragingStage, StepResult, StepState
+from swarmavg.errors import AllreduceError
+from swarmavg.identifiers import PeerId
+from swarmavg.planning.partition import Layout, Plan, make_plan
+from swarmavg.protocol.group import Group, Member
+from swarmavg.protocol.matchmaking import LookRequest
+from swarmavg.reduction.reducer import RangeReducer
+from swarmavg.reduction.snapshot import Snapshot
+from swarmavg.runtime.channels import ChannelHub
+from swarmavg.runtime.exchange import Exchange
+from swarmavg.runtime.gathering import read_gather
+from swarmavg.runtime.matchmaker import Matchmaker
+from swarmavg.runtime.offload import INLINE_BYTES, offload
+from swarmavg.runtime.round_desk import RoundDesk
+from swarmavg.runtime.round_link import RoundTimes
+from swarmavg.telemetry.logs import get_logger
+
+_log = get_logger("swarmavg.round")
+
+
+class RoundPlanner:
+    """From the members of a group to the plan that all of them compute alike."""
+
+    def __init__(self, layout: Layout, part_size_bytes: int, min_vector_size: int) -> None:
+        self.layout = layout
+        self._part_size_bytes = part_size_bytes
+        self._min_vector_size = min_vector_size
+        self._latest: tuple[tuple[Member, ...], Plan] | None = None
+
+    def plan_for(self, members: Sequence[Member]) -> Plan:
+        """Raises `ValueError` for a group in which nobody can reduce, such as one of clients only."""
+        key = tuple(members)
+        if self._latest is None or self._latest[0] != key:
+            plan = make_plan(
+                self.layout,
+                contributes=[member.role.contributes for member in key],
+                reduces=[member.role.reduces for member in key],
+                bandwidths=[member.bandwidth for member in key],
+                part_size_bytes=self._part_size_bytes,
+                min_vector_size=self._min_vector_size,
+            )
+            self._latest = (key, plan)
+        return self._latest[1]
+
+    def hash_for(self, members: Sequence[Member]) -> bytes:
+        """The plan's hash; zeros where there can be no plan, which the round then says."""
+        try:
+            return self.plan_for(members).hash
+        except ValueError:
+            return bytes(32)
+
+
+class AveragingRound:
+    """Runs the rounds of one averager, one after another; the last ones may still be serving results to slow members."""
+
+    def __init__(
+        self,
+        hub: ChannelHub,
+        *,
+        purpose: str,
+        config: AveragerConfig,
+        planner: RoundPlanner,
+        tensors: Sequence[torch.Tensor],
+        lock: asyncio.Lock,
+        desk: RoundDesk,
+    ) -> None:
+        self._hub = hub
+        self._purpose = purpose
+        self._config = config
+        self._planner = planner
+        self._tensors = tensors
+        self._lock = lock
+        self._desk = desk
+        self._snapshot = Snapshot(planner.layout)
+        self._spare: torch.Tensor | None = None  # accumulator memory of an earlier round, ready for the next
+        self._serving: set[asyncio.Task[None]] = set()
+        self._small = planner.layout.nbytes <= INLINE_BYTES
+
+    async def attempt(
+        self, state: StepState, matchmaker: Matchmaker, *, bits: str, gather: bytes, search_until: float, attempts: int
+    ) -> tuple[StepResult, str]:
+        """Returns the result and the group bits for the next round. Raises `MatchmakingError` or `AllreduceError`."""
+        loop = asyncio.get_running_loop()
+        state.stage = AveragingStage.LOOKING_FOR_GROUP
+        began = loop.time()
+        group = await matchmaker.find_group(
+            LookRequest(
+                bits=bits,
+                gather=gather,
+                bandwidth=self._config.bandwidth,
+                not_before=None if state.scheduled_time is None else max(0.0, state.scheduled_time - began),
+                deadline=search_until,
+                window=self._config.min_matchmaking_time,
+            )
+        )
+        next_bits = group.next_bits(self._hub.id, self._config.target_group_size)
+        matchmaker.round_state(bits=next_bits)
+        stood = loop.time()
+        lost: set[PeerId] = set()
+        succeeded = False
+        try:
+            exchange = self._new_exchange(group)
+            try:
+                await self._run(state, exchange)
+                succeeded = True
+            finally:
+                lost = set(exchange.excluded)
+        finally:
+            if not succeeded:
+                state.began_allreduce = False
+            matchmaker.round_finished(bits=next_bits if succeeded else bits, ok=succeeded, failed_members=lost)
+        result = self._result(exchange, attempts, stood - began, loop.time() - stood)
+        _log_round(self._config.prefix, group, result)
+        return result, next_bits
+
+    async def aclose(self) -> None:
+        """Let members that still wait for results have them, then end; the caller bounds the time."""
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _new_exchange(self, group: Group) -> Exchange:
+        layout = self._planner.layout
+        try:
+            plan = self._planner.plan_for(group.members)
+        except ValueError as error:
+            raise AllreduceError(f"group {group.group_id} cannot average: {error}") from None
+        exchange = Exchange(
+            self._hub,
+            purpose=self._purpose,
+            group=group,
+            layout=layout,
+            plan=plan,
+            times=RoundTimes(
+                sender=self._config.sender_patience,
+                reducer=self._config.reducer_patience,
+                dial=self._config.request_timeout,
+            ),
+            snapshot=self._snapshot,
+            accumulator=self._memory(RangeReducer.accumulator_bytes(layout, plan, group.position(self._hub.id))),
+        )
+        self._desk.open(exchange)
+        return exchange
+
+    def _memory(self, size: int) -> torch.Tensor:
+        """The spare accumulator if it is large enough, else new memory. Taken out of the spare while it is used."""
+        spare, self._spare = self._spare, None
+        if spare is None or spare.numel() < size:
+            return torch.empty(size, dtype=torch.uint8)
+        return spare
+
+    async def _run(self, state: StepState, exchange: Exchange) -> None:
+        group_id = exchange.group.group_id
+        why = "failed"
+        try:
+            state.progress = lambda: exchange.ledger.progress
+            await self._within_deadline(state, exchange)
+            await self._commit(exchange)
+        except BaseException as error:
+            why = "left the round" if isinstance(error, asyncio.CancelledError) else f"{type(error).__name__}"
+            self._desk.close(group_id, f"the round is over: {why}")
+            await exchange.abort(why)
+            self._spare = exchange.accumulator
+            raise
+        state.stage = AveragingStage.FINISHED
+        task = asyncio.create_task(self._serve_out(exchange), name=f"round-serve-out-{group_id}")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _within_deadline(self, state: StepState, exchange: Exchange) -> None:
+        try:
+            async with asyncio.timeout_at(None if state.deadline == float("inf") else state.deadline):
+                exchange.attach()
+                state.stage = AveragingStage.AWAITING_TRIGGER
+                await _may_begin(state)
+                state.began_allreduce = True
+                state.stage = AveragingStage.RUNNING_ALLREDUCE
+                async with asyncio.timeout(self._config.allreduce_timeout):
+                    await self._take_snapshot(exchange)
+                    exchange.start(state.weight)
+                    await exchange.results()
+        except TimeoutError:
+            reasons = {peer: str(exclusion) for peer, exclusion in exchange.excluded.items()}
+            waiting = ", ".join(peer.short for peer in exchange.waiting_for()) or "nobody"
+            raise AllreduceError(
+                f"round {exchange.group.group_id} was not finished in time ({state.stage.value}); waiting for {waiting}",
+                reasons,
+            ) from None
+
+    async def _take_snapshot(self, exchange: Exchange) -> None:
+        if not exchange.contributes:
+            return
+        async with self._lock:
+            if self._small:
+                self._snapshot.take(self._tensors)
+            else:
+                await offload(self._snapshot.take, self._tensors)
+
+    async def _commit(self, exchange: Exchange) -> None:
+        """Write what was averaged. Once it has begun, it ends: a cancellation that comes later comes too late."""
+        parts = exchange.ledger.averaged_parts()
+        if not parts:
+            return
+        await self._lock.acquire()
+        try:
+            if self._small:
+                self._snapshot.commit(self._tensors, parts, self._config.averaging_alpha)
+            else:
+                with suppress(asyncio.CancelledError):
+                    await offload(self._snapshot.commit, self._tensors, parts, self._config.averaging_alpha)
+        finally:
+            self._lock.release()
+
+    async def _serve_out(self, exchange: Exchange) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.reducer_patience):
+                await exchange.serve_out()
+        self._desk.close(exchange.group.group_id, "the round is over")
+        self._spare = exchange.accumulator
+
+    def _result(self, exchange: Exchange, attempts: int, matchmaking: float, allreduce: float) -> StepResult:
+        ledger = exchange.ledger
+        everything = exchange.contributes
+        return StepResult(
+            gathered=read_gather(exchange.group),
+            round_id=exchange.group.group_id,
+            contributors=ledger.contributors(),
+            missing=ledger.missing() if everything else [],
+            fraction=ledger.fraction() if everything else 1.0,
+            excluded=dict(exchange.excluded),
+            bytes_sent=exchange.bytes_sent,
+            bytes_received=exchange.bytes_received,
+            matchmaking_seconds=matchmaking,
+            allreduce_seconds=allreduce,
+            attempts=attempts,
+        )
+
+
+async def _may_begin(state: StepState) -> None:
+    """Wait for the trigger and for the scheduled time, which may be moved meanwhile."""
+    await state.trigger.wait()
+    loop = asyncio.get_running_loop()
+    while state.scheduled_time is not None and loop.time() < state.scheduled_time:
+        state.schedule_changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(state.scheduled_time):
+                await state.schedule_changed.wait()
+
+
+def _log_round(prefix: str, group: Group, result: StepResult) -> None:
+    megabytes = (result.bytes_sent + result.bytes_received) / 1e6
+    _log.info(
+        "round finished",
+        prefix=prefix,
+        group=group.group_id,
+        size=len(group.members),
+        seconds=f"{result.allreduce_seconds:.3f}",
+        matchmaking=f"{result.matchmaking_seconds:.3f}",
+        rate=f"{megabytes / max(result.allreduce_seconds, 1e-9):.1f}MB/s",
+        fraction=f"{result.fraction:.4f}",
+    )
+    if result.missing:
+        spans = ", ".join(f"{span.start}-{span.stop}" for span in result.missing[:8])
+        _log.warning(
+            "some elements could not be averaged and keep their local values",
+            prefix=prefix,
+            group=group.group_id,
+            fraction=f"{result.fraction:.4f}",
+            spans=spans + (", ..." if len(result.missing) > 8 else ""),
+        )

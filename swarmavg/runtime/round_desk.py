@@ -1,0 +1,89 @@
+"""Where channels of rounds arrive: finds the exchange that a channel belongs to, or waits for it to stand up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+
+from swarmavg.errors import ChannelError, RemoteProtocolError
+from swarmavg.identifiers import GroupId
+from swarmavg.protocol.round_messages import MAX_BEGIN_BYTES, RoundHello, decode_round_message
+from swarmavg.runtime.exchange import Exchange
+from swarmavg.telemetry.logs import get_logger
+from swarmavg.transport.interface import END, Channel
+
+_log = get_logger("swarmavg.round")
+
+REMEMBERED_ROUNDS = 256
+
+
+class RoundDesk:
+    """Inbound channels of one averager's rounds.
+
+    A contributor's first message may arrive before this member has heard that the group stands: it then waits, up to
+    `patience` seconds, and the begin that it carries is offered to `adopt`, in case the own copy was lost.
+    """
+
+    def __init__(self, adopt: Callable[[bytes], object], patience: float) -> None:
+        self._adopt = adopt
+        self._patience = patience
+        self._exchanges: dict[GroupId, Exchange] = {}
+        self._over: OrderedDict[GroupId, str] = OrderedDict()
+        self._news = asyncio.Event()
+
+    def open(self, exchange: Exchange) -> None:
+        """Channels of this exchange's group are now handed to it."""
+        self._exchanges[exchange.group.group_id] = exchange
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def close(self, group_id: GroupId, why: str) -> None:
+        """Channels of this group that still come are refused with `why`."""
+        self._exchanges.pop(group_id, None)
+        self._over[group_id] = why
+        while len(self._over) > REMEMBERED_ROUNDS:
+            self._over.popitem(last=False)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def handle(self, channel: Channel) -> None:
+        """Handler of the purpose under which contributors open channels."""
+        try:
+            hello, begin = await self._hello(channel)
+            exchange = await self._find(hello.group_id, begin)
+        except (RemoteProtocolError, ChannelError, TimeoutError) as error:
+            _log.warning("bad first message on a round's channel", peer=channel.peer.short, error=str(error))
+            channel.abort(str(error), code="protocol-violation")
+            return
+        if exchange is None:
+            why = self._over.get(hello.group_id, "this peer does not know the group")
+            channel.abort(why, code="no-such-round")
+            return
+        await exchange.serve(channel, hello)
+
+    async def _hello(self, channel: Channel) -> tuple[RoundHello, bytes]:
+        async with asyncio.timeout(self._patience):
+            message = await channel.receive(_allocate_begin)
+        if message is END:
+            raise RemoteProtocolError("the channel ended before its hello")
+        hello = decode_round_message(message.header)
+        if not isinstance(hello, RoundHello):
+            raise RemoteProtocolError(f"the first message is a {type(hello).__name__}, not a hello")
+        return hello, bytes(message.payload)
+
+    async def _find(self, group_id: GroupId, begin: bytes) -> Exchange | None:
+        if group_id not in self._exchanges and group_id not in self._over:
+            self._adopt(begin)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience):
+                while group_id not in self._exchanges and group_id not in self._over:
+                    await self._news.wait()
+        return self._exchanges.get(group_id)
+
+
+def _allocate_begin(_header: bytes, size: int) -> memoryview:
+    if size > MAX_BEGIN_BYTES:
+        raise RemoteProtocolError(f"a begin of {size} bytes, where {MAX_BEGIN_BYTES} is the most")
+    return memoryview(bytearray(size))

@@ -1,0 +1,190 @@
+"""Weighted accumulation of a range, and the snapshot in which results land."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmavg.compression import Float16Compression, NoCompression, TensorInfo
+from swarmavg.errors import RemoteProtocolError
+from swarmavg.planning.partition import Layout, make_plan
+from swarmavg.reduction.reducer import RangeReducer
+from swarmavg.reduction.snapshot import Snapshot
+
+
+class Members:
+    """Contributors at positions 0..n-1 and one reducer at position n, which contributes nothing."""
+
+    def __init__(self, tensors_of_each, codec=None, part_size_bytes=256):
+        codec = codec or NoCompression()
+        infos = [TensorInfo.of(tensor, index) for index, tensor in enumerate(tensors_of_each[0])]
+        self.layout = Layout.of(infos, [codec] * len(infos))
+        count = len(tensors_of_each)
+        self.plan = make_plan(
+            self.layout,
+            contributes=[True] * count + [False],
+            reduces=[False] * count + [True],
+            bandwidths=[None] * (count + 1),
+            part_size_bytes=part_size_bytes,
+        )
+        self.snapshots = [Snapshot(self.layout) for _ in tensors_of_each]
+        for snapshot, tensors in zip(self.snapshots, tensors_of_each, strict=True):
+            snapshot.take(tensors)
+        size = RangeReducer.accumulator_bytes(self.layout, self.plan, count)
+        self.reducer = RangeReducer(self.layout, self.plan, count, torch.full((size,), 255, dtype=torch.uint8))
+
+    def deliver(self, position, index):
+        part = self.reducer.parts[index]
+        codec = self.layout.runs[part.run].codec
+        self.reducer.add(position, index, codec.encode(self.snapshots[position].values(part)))
+
+    def deliver_all(self, position, weight):
+        self.reducer.begin(position, weight)
+        for index in range(len(self.reducer.parts)) if weight else ():
+            self.deliver(position, index)
+
+    def commit(self, tensors, alpha=1.0):
+        snapshot = Snapshot(self.layout)
+        snapshot.take(tensors)
+        averaged = []
+        for result in self.reducer.results:
+            if result.contributors:
+                self.layout.runs[result.part.run].codec.decode(result.payload, snapshot.values(result.part))
+                averaged.append(result.part)
+        snapshot.commit(tensors, averaged, alpha)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 150), st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])), min_size=1, max_size=5),
+    st.integers(0, 2**31),
+    st.data(),
+)
+def test_the_result_is_the_weighted_mean_in_any_arrival_order(count, shapes, seed, data):
+    generator = torch.Generator().manual_seed(seed)
+    each = [[torch.randn(size, generator=generator).to(dtype) for size, dtype in shapes] for _ in range(count)]
+    weights = [data.draw(st.sampled_from([0.0, 0.25, 1.0, 3.5, 100.0])) for _ in range(count)]
+    members = Members(each)
+    for position in data.draw(st.permutations(range(count))):
+        members.deliver_all(position, weights[position])
+    assert members.reducer.finished
+    output = [torch.full((size,), 7.0, dtype=dtype) for size, dtype in shapes]
+    members.commit(output)
+    for index, (_, dtype) in enumerate(shapes):
+        if sum(weights) == 0:
+            assert (output[index] == 7.0).all()
+            continue
+        expected = sum(w * each[p][index].double() for p, w in enumerate(weights)) / sum(weights)
+        tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+        torch.testing.assert_close(output[index].double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_part_waits_for_every_live_contributor_and_no_longer_for_an_excluded_one():
+    each = [[torch.full((100,), float(value))] for value in (1, 2, 6)]
+    members = Members(each)
+    reducer = members.reducer
+    assert len(reducer.parts) == 2
+    for position in range(3):
+        reducer.begin(position, 1.0)
+    members.deliver(0, 0)
+    members.deliver(1, 0)
+    assert reducer.results == []
+    assert reducer.waiting_for() == [2]
+    members.deliver(2, 0)
+    assert [result.contributors for result in reducer.results] == [0b111]
+    members.deliver(0, 1)
+    members.deliver(1, 1)
+    reducer.exclude(2)
+    assert [result.contributors for result in reducer.results] == [0b111, 0b011]
+    output = [torch.zeros(100)]
+    members.commit(output)
+    assert output[0][:64].eq(3.0).all()
+    assert output[0][64:].eq(1.5).all()
+
+
+def test_a_weight_of_zero_holds_nobody_up_and_all_zero_keeps_everything():
+    members = Members([[torch.ones(10)], [torch.zeros(10)]])
+    members.reducer.begin(0, 0.0)
+    assert not members.reducer.finished
+    members.reducer.begin(1, 0.0)
+    assert members.reducer.finished
+    assert members.reducer.results[0].contributors == 0
+    assert members.reducer.results[0].payload.nbytes == 0
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, 1e300, 1e-30])
+def test_weights_that_would_spoil_the_average_are_refused(weight):
+    members = Members([[torch.ones(10)]])
+    with pytest.raises(RemoteProtocolError, match="weight"):
+        members.reducer.begin(0, weight)
+
+
+def test_parts_out_of_order_before_the_weight_or_of_the_wrong_size_are_refused_and_add_nothing():
+    members = Members([[torch.ones(200)], [torch.ones(200)]])
+    with pytest.raises(RemoteProtocolError, match="may not send"):
+        members.deliver(0, 0)
+    members.reducer.begin(0, 1.0)
+    with pytest.raises(RemoteProtocolError, match="given twice"):
+        members.reducer.begin(0, 2.0)
+    with pytest.raises(RemoteProtocolError, match="part 1 where part 0"):
+        members.deliver(0, 1)
+    with pytest.raises(RemoteProtocolError, match="bytes"):
+        members.reducer.add(0, 0, memoryview(bytearray(3)))
+    members.deliver(0, 0)
+    with pytest.raises(RemoteProtocolError, match="part 0 where part 1"):
+        members.deliver(0, 0)
+    members.reducer.exclude(1)
+    for index in range(1, len(members.reducer.parts)):
+        members.deliver(0, index)
+    assert members.reducer.finished
+    with pytest.raises(RemoteProtocolError, match="is due"):
+        members.reducer.add(0, 99, memoryview(bytearray(256)))
+
+
+def test_every_receiver_of_a_lossy_result_decodes_the_same_bits():
+    members = Members([[torch.randn(300)], [torch.randn(300)]], codec=Float16Compression())
+    members.deliver_all(0, 1.0)
+    members.deliver_all(1, 2.0)
+    first, second = [torch.zeros(300)], [torch.ones(300)]
+    members.commit(first)
+    members.commit(second)
+    assert torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0, 1.5])
+def test_commit_moves_the_local_value_by_alpha(dtype, alpha):
+    members = Members([[torch.full((100,), 8.0, dtype=dtype)]])
+    members.deliver_all(0, 1.0)
+    local = [torch.full((100,), 2.0, dtype=dtype)]
+    members.commit(local, alpha)
+    torch.testing.assert_close(local[0], torch.full((100,), 2.0 + alpha * 6.0, dtype=dtype))
+
+
+def test_commit_writes_through_strides_and_leaves_the_rest_alone():
+    base = torch.zeros(20, 10)
+    view = base.t()[::2]  # 5 x 20, not contiguous
+    members = Members([[torch.arange(100.0).view(5, 20)]])
+    members.reducer.begin(0, 1.0)
+    members.deliver(0, 0)  # 64 of 100 elements
+    members.commit([view])
+    assert torch.equal(view.reshape(-1)[:64], torch.arange(64.0))
+    assert view.reshape(-1)[64:].eq(0).all()
+    assert base[:, 1::2].eq(0).all()
+
+
+def test_a_tensor_that_changed_shape_is_refused_before_anything_is_written():
+    members = Members([[torch.ones(4), torch.ones(4)]])
+    members.deliver_all(0, 1.0)
+    tensors = [torch.zeros(4), torch.zeros(4)]
+    snapshot = Snapshot(members.layout)
+    snapshot.take(tensors)
+    tensors[1].resize_(5)
+    with pytest.raises(ValueError, match=r"tensors\[1\] is now \(5,\)"):
+        snapshot.commit(tensors, members.reducer.parts, 1.0)
+    assert tensors[0].eq(0).all()
