@@ -17,7 +17,7 @@ from swarmavg.errors import AllreduceError
 from swarmavg.identifiers import PeerId
 from swarmavg.planning.partition import Layout, Plan, make_plan
 from swarmavg.protocol.group import Group, Member
-from swarmavg.protocol.matchmaking import LookRequest
+from swarmavg.protocol.matchmaking_events import LookRequest
 from swarmavg.reduction.reducer import RangeReducer
 from swarmavg.reduction.snapshot import Snapshot
 from swarmavg.runtime.channels import ChannelHub
@@ -57,11 +57,8 @@ class RoundPlanner:
         return self._latest[1]
 
     def hash_for(self, members: Sequence[Member]) -> bytes:
-        """The plan's hash; zeros where there can be no plan, which the round then says."""
-        try:
-            return self.plan_for(members).hash
-        except ValueError:
-            return bytes(32)
+        """The plan's hash. Raises like `plan_for`."""
+        return self.plan_for(members).hash
 
 
 class AveragingRound:

@@ -4,6 +4,7 @@
     ├── AddressError (ValueError)        an address or peer id that cannot be read
     ├── ClosedError                      used after close, or closed while waiting
     ├── ForkedError                      used in a process forked after start
+    ├── BlockingCallError (RuntimeError) a blocking call where waiting would stop the very thing it waits for
     ├── SecurityError
     │   ├── TokenError (ValueError)      a token that is malformed, weak or missing
     │   └── IdentityError                a key file that is unreadable, open to others, or in use
@@ -54,6 +55,10 @@ class ClosedError(SwarmError):
 
 class ForkedError(SwarmError):
     """The object belongs to a process from which this one was forked; make a new one after the fork."""
+
+
+class BlockingCallError(SwarmError, RuntimeError):
+    """A blocking call from inside an event loop, or from another place where it would wait for itself."""
 
 
 class SecurityError(SwarmError):

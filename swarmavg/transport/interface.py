@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeAlias
 
 from swarmavg.identifiers import Address, PeerId
 
-MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_HEADER_BYTES: Final = 64 * 1024 - 1
 MAX_PURPOSE_CHARS: Final = 200
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -178,6 +178,10 @@ class ChannelSecurity(Protocol):
     @property
     def swarm_id(self) -> bytes:
         """32 bytes that every member of the swarm knows: sent in the hello, a mismatch is `AuthenticationError`."""
+
+    @property
+    def accepted_swarm_ids(self) -> tuple[bytes, ...]:
+        """The swarm ids that others may name: `swarm_id`, and a second one while the swarm changes its token."""
 
     @property
     def insecure(self) -> bool:

@@ -1,0 +1,214 @@
+"""The listening side of a transport over byte streams: limits, a task per channel, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeAlias
+
+from swarmavg.errors import AuthenticationError, ChannelError, SwarmError
+from swarmavg.identifiers import Address, PeerId
+from swarmavg.telemetry.logs import get_logger
+from swarmavg.transport.channel import FramedChannel
+from swarmavg.transport.connection import Connection
+from swarmavg.transport.interface import OnChannel, TransportContext, TransportLimits
+
+CLOSE_SECONDS: Final = 1.2
+HANDLER_GRACE_SECONDS: Final = 0.2
+"""How long a handler whose channel was aborted may take to notice before it is cancelled."""
+
+Unbind: TypeAlias = Callable[[], Awaitable[None]]
+
+log = get_logger("swarmavg.transport")
+
+
+class InboundLedger:
+    """Who uses how much of what one transport grants to those who dial it."""
+
+    def __init__(self, limits: TransportLimits) -> None:
+        self._limits = limits
+        self._channels: Counter[PeerId] = Counter()
+        self.handshakes = asyncio.Semaphore(limits.handshakes)
+
+    def refusal(self, peer: PeerId) -> tuple[str, str] | None:
+        """Why `peer` may not open another channel, as code and reason."""
+        limits = self._limits
+        if self._channels.total() >= limits.channels:
+            return "too-many-channels", f"all {limits.channels} channels are in use"
+        if self._channels[peer] >= limits.channels_per_peer:
+            return "too-many-channels", f"{peer.short} has {limits.channels_per_peer} channels open, the most allowed"
+        return None
+
+    def add(self, peer: PeerId) -> None:
+        self._channels[peer] += 1
+
+    def remove(self, peer: PeerId) -> None:
+        self._channels[peer] -= 1
+        if not self._channels[peer]:
+            del self._channels[peer]
+
+
+class StreamListener:
+    """See `interface.Listener`. The owner of the connections accepted at one address."""
+
+    def __init__(self, context: TransportContext, ledger: InboundLedger, on_channel: OnChannel) -> None:
+        self._context = context
+        self._ledger = ledger
+        self._on_channel = on_channel
+        self._address: Address | None = None
+        self._unbind: Unbind | None = None
+        self._forget: Callable[[StreamListener], None] = lambda _: None
+        self._connections: set[Connection] = set()
+        self._greeting: set[Connection] = set()
+        self._counted: set[Connection] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Future[None] | None = None
+
+    @property
+    def context(self) -> TransportContext:
+        return self._context
+
+    @property
+    def address(self) -> Address:
+        if self._address is None:
+            raise RuntimeError("the listener is not bound yet")
+        return self._address
+
+    async def aclose(self) -> None:
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+            return
+        self._closing = asyncio.get_running_loop().create_future()
+        try:
+            if self._unbind is not None:
+                await self._unbind()
+            self._forget(self)
+            await close_connections(list(self._connections), "the listener was closed")
+            await self._end_handlers()
+        finally:
+            self._closing.set_result(None)
+
+    # --- for the backend
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        return tuple(self._connections)
+
+    def bound_to(self, address: Address) -> None:
+        self._address = address.with_peer(self._context.security.peer_id)
+
+    def on_close(self, unbind: Unbind, forget: Callable[[StreamListener], None]) -> None:
+        self._unbind, self._forget = unbind, forget
+
+    async def slot(self) -> None:
+        """Wait until one more connection may be accepted; `accept` must follow, or `unused_slot`."""
+        await self._ledger.handshakes.acquire()
+
+    def unused_slot(self) -> None:
+        self._ledger.handshakes.release()
+
+    def accept(self, where: str) -> Connection:
+        """A protocol for one accepted stream."""
+        connection = Connection(self, dials=False, where=where)
+        self._connections.add(connection)
+        self._greeting.add(connection)
+        seconds = self._context.limits.handshake_timeout
+        connection.set_timer(seconds, f"{where} did not say who it is within {seconds:g} s")
+        if self._closing is not None:
+            connection.leave()
+        return connection
+
+    # --- ConnectionOwner
+
+    def refusal(self, connection: Connection) -> tuple[str, str] | None:
+        return self._ledger.refusal(_peer_of(connection))
+
+    def greeted(self, connection: Connection, error: SwarmError | None) -> None:
+        self._free_slot(connection)
+        if error is None:
+            self._expect_use(connection)
+        elif self._closing is None:
+            tell = log.warning if isinstance(error, AuthenticationError) else log.info
+            tell("inbound connection failed", address=connection.where, cause=str(error))
+
+    def opened(self, connection: Connection, channel: FramedChannel) -> None:
+        self._ledger.add(channel.peer)
+        self._counted.add(connection)
+        task = asyncio.get_running_loop().create_task(self._serve(channel), name=f"serve {channel.purpose}")
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+
+    def idle(self, connection: Connection) -> None:
+        self._uncount(connection)
+        self._expect_use(connection)
+
+    def lost(self, connection: Connection) -> None:
+        self._uncount(connection)
+        self._free_slot(connection)
+        self._connections.discard(connection)
+
+    # --- inside
+
+    async def _serve(self, channel: FramedChannel) -> None:
+        """A handler's task, and the boundary that keeps its failures from everything else."""
+        try:
+            await self._on_channel(channel)
+        except ChannelError as error:
+            log.debug("channel ended", purpose=channel.purpose, peer=channel.peer.short, cause=str(error))
+            channel.abort(str(error))
+        except Exception:
+            log.exception("channel handler failed", purpose=channel.purpose, peer=channel.peer.short)
+            channel.abort("the handler failed")
+        except BaseException:
+            channel.abort("the handler was cancelled")
+            raise
+        await channel.aclose()
+
+    async def _end_handlers(self) -> None:
+        handlers = self._handlers - {asyncio.current_task()}
+        if not handlers:
+            return
+        _, late = await asyncio.wait(handlers, timeout=HANDLER_GRACE_SECONDS)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=HANDLER_GRACE_SECONDS)
+
+    def _expect_use(self, connection: Connection) -> None:
+        """An idle connection is closed in the end, but by preference by the side that would use it."""
+        if self._closing is not None:
+            connection.leave()
+            return
+        limits = self._context.limits
+        connection.set_timer(limits.idle_connection_timeout + limits.handshake_timeout, "idle")
+
+    def _free_slot(self, connection: Connection) -> None:
+        if connection in self._greeting:
+            self._greeting.discard(connection)
+            self._ledger.handshakes.release()
+
+    def _uncount(self, connection: Connection) -> None:
+        if connection in self._counted:
+            self._counted.discard(connection)
+            self._ledger.remove(_peer_of(connection))
+
+
+async def close_connections(connections: Iterable[Connection], reason: str) -> None:
+    """Close connections: politely for at most `CLOSE_SECONDS`, then at once."""
+    wired = [connection for connection in connections if connection.kill(reason)]
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            for connection in wired:
+                await connection.finished.wait()
+    except TimeoutError:
+        for connection in wired:
+            connection.cut()
+        for connection in wired:
+            await connection.finished.wait()
+
+
+def _peer_of(connection: Connection) -> PeerId:
+    if connection.peer is None:
+        raise RuntimeError("a connection that was not greeted has no peer")
+    return connection.peer
