@@ -27,7 +27,7 @@ from swarmavg.control import (
     check_weight_argument,
 )
 from swarmavg.errors import AllreduceError, ClosedError, MatchmakingError
-from swarmavg.identifiers import PeerId
+from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.peer import Peer
 from swarmavg.planning.partition import Layout, default_part_size
 from swarmavg.protocol.group import Role
@@ -202,6 +202,8 @@ class Averager:
             window=config.min_matchmaking_time,
             plan_hash=self._planner.hash_for,
             rng=random.Random(self.peer.rng.random()),  # noqa: S311  (spreads load, guards nothing)
+            bits=self._bits,
+            on_member_lost=self._on_member_lost,
         )
         self._desk = RoundDesk(matchmaker.adopt, patience=config.request_timeout)
         self._round = AveragingRound(
@@ -299,6 +301,8 @@ class Averager:
     def set_group_bits(self, bits: str) -> None:
         """Set them, for the next attempt. Raises `TypeError` or `ValueError`."""
         self._bits = check_group_bits("bits", bits)
+        if self._matchmaker is not None and not self._closed:
+            self._matchmaker.round_state(bits=self._bits)
 
     @asynccontextmanager
     async def get_tensors(self) -> AsyncIterator[Sequence[torch.Tensor]]:
@@ -414,6 +418,10 @@ class Averager:
             raise ClosedError(f"averager {self.prefix!r} is closed")
         if self._matchmaker is None:
             raise ClosedError(f"averager {self.prefix!r} has not been started: use `async with` or await start()")
+
+    def _on_member_lost(self, group_id: GroupId, peer: PeerId, reason: str) -> None:
+        if self._desk is not None:
+            self._desk.member_left(group_id, peer, reason)
 
     def _weight(self, weight: float | None) -> float:
         if self.config.auxiliary:

@@ -289,6 +289,7 @@ class Peer:
                 self._identity,
                 self._security.swarm_id,
                 self,
+                accepted_swarm_ids=self._security.accepted_swarm_ids,
                 bootstrap=[address for address in self._bootstrap if address.peer_id != self.id],
                 rng=random.Random(self.rng.random()),  # noqa: S311
             )

@@ -212,7 +212,7 @@ class LinkKeeper:
         return None
 
     def _report_dial(self, address: Address, error: SwarmError) -> None:
-        """Tell, once per address, what would otherwise look like an empty swarm: a wrong token, or an address that cannot be."""
+        """Tell, once per address, what would otherwise look like an empty swarm: a wrong token, or an address that can't be."""
         if not isinstance(error, SecurityError | AuthenticationError | AddressError) or address in self._complaints:
             log.debug("gossip dial failed", address=str(address), error=str(error))
             return
@@ -258,11 +258,12 @@ class LinkKeeper:
 
     def _shed(self) -> None:
         accepted = [link for link in self.links.values() if not link.dialled]
-        if self._topology.is_small or len(accepted) <= MAX_ACCEPTED:
+        excess = len(accepted) - MAX_ACCEPTED
+        if excess <= 0 or self._topology.is_small:
             return
         flexible = [link for link in accepted[:-1] if self._book.addresses_of(link.peer)]
-        if flexible:
-            flexible[0].abort("too many links, choose others", code=CODE_BUSY)
+        for link in flexible[:excess]:
+            link.abort("too many links, choose others", code=CODE_BUSY)
 
     def _link_ended(self, link: Link, why: ChannelError | RemoteProtocolError | None, *, replaced: bool) -> None:
         now = asyncio.get_running_loop().time()

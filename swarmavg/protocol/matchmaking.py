@@ -310,7 +310,7 @@ class Matchmaking:
         if event.peer == self._core.me:
             return
         self._core.view.record(event.peer, event.presence, event.age, now)
-        if event.presence.phase is not Phase.LOOKING:
+        if event.presence.phase is not Phase.LOOKING and self._core.state is State.FOLLOWING:
             self._joiner.ask_again(event.peer, now)
 
     def _on_gone(self, event: PresenceGone, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 from swarmavg.errors import SwarmError
@@ -26,6 +27,8 @@ from swarmavg.protocol.matchmaking_waiting import Waiting
 from swarmavg.protocol.ordering import Deal, order_key
 
 _REMEMBERED = 4096
+"""Peers whose settled nonces are kept, and how many of each."""
+_NONCES = 4
 
 
 @dataclass(slots=True)
@@ -54,8 +57,8 @@ class Leader:
         self._core = core
         self.followers: dict[PeerId, Follower] = {}
         self.waiting = Waiting(core)
-        self._begun: dict[PeerId, bytes] = {}
-        """The nonce of each peer in the latest begin that named it: a belated copy of that join is void."""
+        self._settled: dict[PeerId, deque[bytes]] = {}
+        """The latest nonces of each peer that have had their answer: a belated copy of such a join is void."""
 
     # ---- joins
 
@@ -66,8 +69,8 @@ class Leader:
         if core.state is State.IN_ROUND and group is not None and _is_member(group, peer, join.nonce):
             core.send(peer, Begin(signed=group.signed), now)
             return
-        if self._begun.get(peer) == join.nonce:
-            self._reject(peer, join.nonce, "unknown", "the group of this join began already", now)
+        if join.nonce in self._settled.get(peer, ()):
+            self._reject(peer, join.nonce, "unknown", "this join was answered already", now)
             return
         refusal = self._refusal(peer, presence)
         if refusal is not None:
@@ -103,6 +106,7 @@ class Leader:
         core = self._core
         better = None if join.final else self._better_place(peer, join, now)
         if better is not None:
+            self._settle(peer, join.nonce)
             core.send(peer, Redirect(nonce=join.nonce, to=better, candidates=core.candidates(now)), now)
         elif core.state is State.FOLLOWING:
             leader = "another leader" if core.follows is None else core.follows.short
@@ -161,7 +165,13 @@ class Leader:
             known.excluded = None
         core.send(peer, Accepted(nonce=join.nonce, candidates=core.candidates(now)), now)
 
+    def _settle(self, peer: PeerId, nonce: bytes) -> None:
+        if peer not in self._settled and len(self._settled) >= _REMEMBERED:
+            del self._settled[next(iter(self._settled))]
+        self._settled.setdefault(peer, deque(maxlen=_NONCES)).append(nonce)
+
     def _reject(self, peer: PeerId, nonce: bytes, code: str, reason: str, now: float) -> None:
+        self._settle(peer, nonce)
         candidates = self._core.candidates(now) if code != "incompatible" else ()
         self._core.send(peer, Rejected(nonce=nonce, code=code, reason=reason, candidates=candidates), now)
 
@@ -184,6 +194,7 @@ class Leader:
         core.send(peer, Accepted(nonce=renew.nonce, candidates=core.candidates(now)), now)
 
     def on_leave(self, peer: PeerId, nonce: bytes) -> None:
+        self._settle(peer, nonce)
         follower = self.followers.get(peer)
         if follower is not None and follower.nonce == nonce:
             del self.followers[peer]
@@ -205,6 +216,7 @@ class Leader:
     def hand_over(self, leader: PeerId, now: float) -> None:
         """Send the followers along to the leader that accepted us. A client of ours may have its reasons to avoid it."""
         for peer, follower in self.followers.items():
+            self._settle(peer, follower.nonce)
             self._core.send(peer, self._pointer(follower, leader, now), now)
         self.followers.clear()
 
@@ -232,6 +244,7 @@ class Leader:
             return False
         peer = max(movable, key=lambda one: order_key(core.bits, one))
         follower = self.followers.pop(peer)
+        self._settle(peer, follower.nonce)
         core.send(peer, Released(nonce=follower.nonce, candidates=core.candidates(now)), now)
         return True
 
@@ -321,10 +334,7 @@ class Leader:
         )
         for peer, follower in self.followers.items():
             core.send(peer, Begin(signed=group.signed), now)
-            self._begun.pop(peer, None)
-            self._begun[peer] = follower.nonce
-        for peer in list(self._begun)[:-_REMEMBERED]:
-            del self._begun[peer]
+            self._settle(peer, follower.nonce)
         self.followers.clear()
         self.waiting.rest()
         core.assemble(group, Cause.BEGIN_SENT, now)

@@ -161,6 +161,19 @@ class Exchange:
             self._served.add(contributor)
             self._changed.set()
 
+    def member_left(self, peer: PeerId, reason: str) -> None:
+        """A member has said that it takes no part: nobody waits for it any longer."""
+        if peer not in self.group or peer == self.hub.id:
+            return
+        position = self.group.position(peer)
+        for link in (self._outgoing.get(position), self._incoming.get(position)):
+            if link is not None:
+                link.give_up(ExclusionCode.CANCELLED, reason)
+        if position in self._awaited and position not in self._incoming:
+            self._awaited.discard(position)
+            self._contributor_failed(position, LinkFailedError(ExclusionCode.CANCELLED, reason))
+        self._changed.set()
+
     async def results(self) -> None:
         """Wait until nothing more can come in: every range is complete or its reducer is lost.
 

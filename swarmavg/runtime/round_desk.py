@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from swarmavg.errors import ChannelError, RemoteProtocolError
-from swarmavg.identifiers import GroupId
+from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.protocol.round_messages import MAX_BEGIN_BYTES, RoundHello, decode_round_message
 from swarmavg.runtime.exchange import Exchange
 from swarmavg.telemetry.logs import get_logger
@@ -47,6 +47,12 @@ class RoundDesk:
             self._over.popitem(last=False)
         self._news.set()
         self._news = asyncio.Event()
+
+    def member_left(self, group_id: GroupId, peer: PeerId, reason: str) -> None:
+        """A member of a group has said that it takes no part in the round."""
+        exchange = self._exchanges.get(group_id)
+        if exchange is not None:
+            exchange.member_left(peer, reason)
 
     async def handle(self, channel: Channel) -> None:
         """Handler of the purpose under which contributors open channels."""

@@ -14,10 +14,10 @@ import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from swarmavg.errors import BlockingCallError, ClosedError, ForkedError
 from swarmavg.sync.call import Call
@@ -31,7 +31,6 @@ UNWIND_SECONDS = 5.0
 """How long an interrupted call may take to tell its group mates before the interrupt is let through regardless."""
 
 _log = get_logger(__name__)
-_left_behind: list[ExitStack] = []
 
 
 class Worker:
@@ -40,12 +39,12 @@ class Worker:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._calls: set[Call[Any]] = set()
-        self._stopping: asyncio.Task[None] | None = None
         self._selector: RememberingSelector | None = None
-        with ExitStack() as stack:
-            self._portal: BlockingPortal = stack.enter_context(start_blocking_portal("asyncio", self._loop_options()))
-            self._loop, self._thread = self._portal.call(_introduce)
-            self._stack = stack.pop_all()
+        self._stopping: asyncio.Task[None] | None = None
+        entered: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, BlockingPortal]] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=_main, args=(entered, self._loop_options()), name="swarmavg-sync", daemon=True)
+        self._thread.start()
+        self._loop, self._portal = entered.result()
 
     def _loop_options(self) -> dict[str, Any]:
         if sys.platform == "win32":
@@ -134,14 +133,10 @@ class Worker:
         """Cancel what still runs and end the thread; past `timeout` seconds leave it to the end of the process."""
         with contextlib.suppress(ClosedError):
             self.schedule(functools.partial(self._begin_stop, timeout / 2))
-        try:
-            self._thread.join(timeout)
-        finally:
-            if self._thread.is_alive():
-                _log.warning("the worker thread has not ended: a task ignores its cancellation", seconds=timeout)
-                _left_behind.append(self._stack)  # closing it, or collecting it, would wait for the thread for ever
-        if not self._thread.is_alive():
-            self._stack.close()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            _log.warning("the worker thread has not ended: a task ignores its cancellation", seconds=timeout)
+        else:
             self._forget_calls()
 
     def _begin_stop(self, grace: float) -> None:
@@ -178,7 +173,21 @@ def refuse_running_loop() -> None:
     )
 
 
-async def _introduce() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    thread = threading.current_thread()
-    thread.name = "swarmavg-sync"
-    return asyncio.get_running_loop(), thread
+def _main(
+    entered: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, BlockingPortal]], options: dict[str, Any]
+) -> None:
+    """The thread's life. The portal is not entered from outside, by `anyio.from_thread.start_blocking_portal`, since that waits
+    for the thread for ever, even in a forked child, where the thread is missing.
+    """
+
+    async def serve() -> None:
+        async with BlockingPortal() as portal:
+            entered.set_result((asyncio.get_running_loop(), portal))
+            await portal.sleep_until_stopped()
+
+    try:
+        anyio.run(serve, backend="asyncio", backend_options=options)
+    except BaseException as error:  # noqa: BLE001  (the end of the thread: its callers notice, see `Call.wait`)
+        if not entered.done():
+            entered.set_exception(error)
+        _log.debug("the worker thread ended", error=error)

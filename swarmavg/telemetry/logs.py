@@ -30,5 +30,5 @@ def _render(_logger: Any, _method: str, event: structlog.typing.EventDict) -> tu
     passed = {key: event.pop(key) for key in ("exc_info", "stack_info", "stacklevel") if key in event}
     message = str(event.pop("event", ""))
     fields = " ".join(f"{key}={value}" for key, value in event.items())
-    text = f"{message} {fields}".rstrip().replace("%", "%%")
+    text = f"{message} {fields}".rstrip()
     return (text,), {"extra": {"swarmavg": dict(event)}, **passed}

@@ -24,8 +24,9 @@ from swarmavg.errors import (
 from swarmavg.identifiers import PeerId
 from swarmavg.transport import framing
 from swarmavg.transport.channel import FramedChannel
-from swarmavg.transport.framing import Frame, FrameReader, Hello, Kind
+from swarmavg.transport.framing import Frame, Hello, Kind
 from swarmavg.transport.greeting import GreetingError, check_hello, check_peer, not_a_peer, refused
+from swarmavg.transport.intake import Intake
 from swarmavg.transport.interface import TransportContext
 from swarmavg.transport.outbox import Outbox
 
@@ -34,7 +35,6 @@ LINGER_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 5.0
 DRAIN_BYTES: Final = 1024 * 1024
 """After a close, so much is thrown away before the other side is told to stop sending."""
-
 
 
 class State(enum.Enum):
@@ -89,12 +89,8 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._wire: asyncio.Transport | None = None
         self._below: asyncio.Transport | None = None
-        self._reader = FrameReader(max_payload=owner.context.limits.message_bytes)
-        self._frame: Frame | None = None  # a message whose payload is not complete
-        self._rubbish: memoryview | None = None  # what comes after leaving is read into this
-        self._stalled = False
+        self._intake = Intake(max_payload=owner.context.limits.message_bytes, handle=self._handle)
         self._outbox = Outbox()
-        self._drain_budget = 0
         self._purpose = ""
         self._opening: asyncio.Future[FramedChannel] | None = None
         self._failure: SwarmError | None = None
@@ -142,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.state in (State.LEAVING, State.CLOSED):
             return
         self.state = State.LEAVING
-        self._rubbish = memoryview(bytearray(16 * 1024))
+        self._intake.stop()
         self.channel = None
         self.stop_timer()
         self._outbox.fail(ChannelLostError("the connection is being closed"))
@@ -158,9 +154,7 @@ class Connection(asyncio.BufferedProtocol):
             self._wire.close()
             return
         self._wire.write(parting)
-        self._read_freely()
-        if self._wire.can_write_eof():
-            self._wire.write_eof()
+        say_eof(self._wire)
 
     def attach(self, transport: asyncio.Transport) -> None:
         """Name the wire before it is ready for use, so that the connection can be given up meanwhile."""
@@ -191,6 +185,7 @@ class Connection(asyncio.BufferedProtocol):
             wire.abort()
             return
         self._outbox.attach(wire)
+        self._intake.attach(wire)
         self._proven = wire.get_extra_info("swarmavg_peer")
         security, limits = self._owner.context.security, self._owner.context.limits
         if self._dials and self._proven is not None:
@@ -204,19 +199,14 @@ class Connection(asyncio.BufferedProtocol):
             self._send_open()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  (asyncio passes it by position)
-        return self._reader.get_buffer() if self._rubbish is None else self._rubbish
+        return self._intake.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_received = self._loop.time()
-        if self._rubbish is not None:
-            return
-        if self._drain_budget:
-            self._drain_budget = max(0, self._drain_budget - nbytes)
-            if not self._drain_budget and self.channel is not None:
-                self.channel.nobody_reads()
-                return
-        self._reader.received(nbytes)
+        self._intake.received(nbytes)
         self.read_on()
+        if self._intake.exhausted and self.channel is not None:
+            self.channel.nobody_reads()
 
     def eof_received(self) -> bool:
         return False
@@ -224,7 +214,6 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         before, self.state = self.state, State.CLOSED
         self.stop_timer()
-        self._rubbish = memoryview(bytearray(1))
         why = f"{type(exc).__name__}: {exc}" if exc is not None else "closed by the other side"
         lost = ChannelLostError(f"connection with {self._who()} lost ({why})")
         if self.channel is not None:
@@ -254,86 +243,34 @@ class Connection(asyncio.BufferedProtocol):
         self._outbox.write(framing.encode(Kind.END))
 
     def read_on(self) -> None:
-        """Take in what has been read, as far as there is a place for it."""
         try:
-            held = not self._take_frames()
+            self._intake.take_frames()
         except (ChannelViolationError, RemoteProtocolError) as error:
             self._violated(ChannelViolationError(str(error)))
-            return
-        if self._wire is not None and held != self._stalled and self._rubbish is None:
-            self._stalled = held
-            if held:
-                self._wire.pause_reading()
-            else:
-                self._wire.resume_reading()
 
     def drain(self) -> None:
-        self._drain_budget = DRAIN_BYTES
         self.set_timer(DRAIN_SECONDS, "the receiver closed the channel")
-        if self._frame is not None:
-            self._throw_away(self._frame)
-        self.read_on()
+        self._intake.discard(DRAIN_BYTES)
 
     def release(self) -> None:
         self.channel = None
         self.stop_timer()
-        self._drain_budget = 0
         self.state = State.IDLE
         self._owner.idle(self)
 
-    # --- receiving
+    # --- frames
 
-    def _take_frames(self) -> bool:
-        """Handle frames until bytes are wanting; False when a payload has to wait for somebody to receive it."""
-        reader = self._reader
-        while self._rubbish is None:
-            if self._frame is None:
-                self._frame = reader.next_frame()
-                if self._frame is None:
-                    return True
-                if self._throw_away(self._frame):
-                    continue
-            frame = self._frame
-            if frame.kind is Kind.MESSAGE:
-                if not reader.filling and not self._place(frame):
-                    return False
-                if not reader.filled:
-                    return True
-            self._frame = None
-            self._dispatch(frame)
-        return True
-
-    def _throw_away(self, frame: Frame) -> bool:
-        """Whether it was a message of a channel that this side has closed; then it is gone."""
-        if frame.kind is not Kind.MESSAGE or self.channel is None or not self.channel.let_go:
-            return False
-        self._reader.skip()
-        self._frame = None
-        return True
-
-    def _place(self, frame: Frame) -> bool:
-        """Find a place for a payload; False when there is none (yet)."""
-        channel = self.channel
-        if channel is None or channel.ended_there:
-            raise ChannelViolationError("a message outside a channel")
-        target = channel.inbox.place(frame.header, frame.payload_bytes)
-        if target is None or self._rubbish is not None:
-            return False
-        self._reader.fill(target)
-        return True
-
-    def _dispatch(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame, payload: memoryview) -> None:
         if self.peer is None:
             self._greet(frame)
             return
         match frame.kind:
-            case Kind.MESSAGE:
-                payload = self._reader.take()
-                if self.channel is not None:
-                    self.channel.inbox.put(frame.header, payload)
+            case Kind.MESSAGE if self.channel is not None:
+                self.channel.inbox.put(frame.header, payload)
             case Kind.OPEN:
                 self._on_open(framing.decode_open(frame.header))
-            case Kind.END if self.channel is not None:
+            case Kind.END if self.channel is not None and not self.channel.ended_there:
+                self._intake.end()
                 self.channel.ended()
             case Kind.ERROR if self.state is State.IDLE and not self._dials:  # our hello was not to its liking
                 self.fail_greeting(refused(*framing.decode_error(frame.header), self.where))
@@ -367,6 +304,7 @@ class Connection(asyncio.BufferedProtocol):
         self.stop_timer()
         self.state = State.ACTIVE
         self.channel = FramedChannel(self, self.peer, purpose, inbox_bytes=self._owner.context.limits.buffered_bytes)
+        self._intake.begin(self.channel.inbox)
         return self.channel
 
     # --- greeting
@@ -441,10 +379,14 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.leave()
 
-    def _read_freely(self) -> None:
-        if self._stalled and self._wire is not None:
-            self._stalled = False
-            self._wire.resume_reading()
-
     def _who(self) -> str:
         return f"{self.peer.short} at {self.where}" if self.peer is not None else self.where
+
+
+def say_eof(wire: asyncio.Transport) -> None:
+    """Tell the other side that nothing follows, where the wire can and still lives."""
+    if wire.can_write_eof():
+        try:
+            wire.write_eof()
+        except OSError:  # the socket is dead, and the wire has not noticed yet
+            wire.abort()

@@ -49,9 +49,7 @@ class StreamTransport(ABC):
         self._listeners.add(listener)
         return listener
 
-    async def dial(
-        self, address: Address, *, purpose: str, expect: PeerId | None = None, timeout: float
-    ) -> FramedChannel:
+    async def dial(self, address: Address, *, purpose: str, expect: PeerId | None = None, timeout: float) -> FramedChannel:
         self._check_usable(address, "dial")
         encode_open(purpose)  # raises for a purpose that cannot be sent
         if address.port == 0:
@@ -98,7 +96,7 @@ class StreamTransport(ABC):
     def opened(self, connection: Connection, channel: FramedChannel) -> None:
         raise NotImplementedError("a dialled connection accepts no channels")
 
-    def greeted(self, connection: Connection, error: SwarmError | None) -> None:
+    def greeted(self, connection: Connection, error: SwarmError | None) -> None:  # noqa: B027  (nothing to do is correct)
         """The dial in progress is told by the connection itself."""
 
     def idle(self, connection: Connection) -> None:

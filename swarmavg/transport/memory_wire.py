@@ -131,10 +131,12 @@ class MemoryWire(asyncio.Transport):
     def connect(self, other: Self) -> None:
         """Join two ends and tell both protocols."""
         self._other, other._other = other, self
-        for wire in (self, other):
-            wire._link.join(wire)
-        for wire in (self, other):
-            wire._protocol.connection_made(wire)
+        self.start()
+        other.start()
+
+    def start(self) -> None:
+        self._link.join(self)
+        self._protocol.connection_made(self)
 
     # --- asyncio.Transport
 
@@ -223,12 +225,15 @@ class MemoryWire(asyncio.Transport):
 
     def reset(self) -> None:
         """Both ends are lost at once."""
-        for wire in (self, self._other):
-            if not wire._lost:
-                wire._closing = True
-                wire._drop_outgoing()
-                wire._transit.clear()
-                wire._lose(ConnectionResetError("the other process died"))
+        self.die()
+        self._other.die()
+
+    def die(self) -> None:
+        if not self._lost:
+            self._closing = True
+            self._drop_outgoing()
+            self._transit.clear()
+            self._lose(ConnectionResetError("the other process died"))
 
     def _push(self) -> None:
         if self._outgoing and self._in_flight < self._window:
@@ -275,14 +280,15 @@ class MemoryWire(asyncio.Transport):
         self._arm()
         if self._lost and not self._transit:
             self._link.quit(self)
-        self._other._arrived(item)
+        self._other.arrive(item)
 
     # --- receiving
 
-    def _arrived(self, item: bytes | str) -> None:
+    def arrive(self, item: bytes | str) -> None:
+        """Called by the other end's link."""
         if self._closing:
             if isinstance(item, bytes):
-                self._other._consumed(len(item))
+                self._other.consumed(len(item))
             return
         if item is _RESET and not self._reading:
             self._unread.clear()
@@ -317,9 +323,10 @@ class MemoryWire(asyncio.Transport):
         if count < item.nbytes:
             self._unread.appendleft(item[count:])
         self._protocol.buffer_updated(count)
-        self._other._consumed(count)
+        self._other.consumed(count)
 
-    def _consumed(self, count: int) -> None:
+    def consumed(self, count: int) -> None:
+        """The other end has read so many bytes of ours."""
         self._in_flight -= count
         if self._outgoing:
             self._push()

@@ -14,6 +14,8 @@ _PIECE_BYTES: Final = 512 * 1024
 """What the wire cannot send at once it may copy: no more than this."""
 _TURN_BYTES: Final = 1024 * 1024
 """A sender that never has to wait lets others run after so many bytes."""
+_WRITE_COST: Final = 8 * 1024
+"""What a write costs beside its bytes, in bytes."""
 
 
 class Outbox:
@@ -91,7 +93,7 @@ class Outbox:
                 self._drained = None
             self._unyielded = 0
             return
-        self._unyielded += count
+        self._unyielded += count + _WRITE_COST
         if self._unyielded >= _TURN_BYTES:
             self._unyielded = 0
             await asyncio.sleep(0)

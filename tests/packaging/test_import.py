@@ -74,18 +74,3 @@ def test_import_leaves_logging_signals_warnings_and_torch_as_they_were() -> None
         assert isinstance(handler, logging.NullHandler)
         """
     )
-
-
-def test_help_of_the_command_line_does_not_wait_for_torch() -> None:
-    run_fresh(
-        """
-        import sys
-        from swarmavg.cli.main import main
-        for arguments in (["--help"], ["demo", "--help"], ["token", "--help"]):
-            try:
-                main(arguments)
-            except SystemExit as end:
-                assert end.code == 0
-        assert "torch" not in sys.modules
-        """
-    )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hatchling import build
 
+import swarmavg
 from swarmavg.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,9 +79,8 @@ def test_licence_and_readme_come_along(wheel: zipfile.ZipFile) -> None:
     assert str(metadata.get_payload()).strip() == (ROOT / "README.md").read_text().strip()
 
 
-def test_version_that_the_command_line_prints_is_that_of_the_wheel(
-    wheel: zipfile.ZipFile, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_version_told_is_that_of_the_wheel(wheel: zipfile.ZipFile, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"swarmavg {metadata_of(wheel)['Version']}\n"
+    assert swarmavg.__version__ == metadata_of(wheel)["Version"]

@@ -7,12 +7,13 @@ asyncio drops the alert that says so, and cannot tell that the other end does no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from typing import Any, Final, cast
 
 from swarmavg.errors import AuthenticationError, PeerUnreachableError, SwarmError
 from swarmavg.security.tls_errors import explain_tls_error
-from swarmavg.transport.connection import LINGER_SECONDS, Connection
+from swarmavg.transport.connection import LINGER_SECONDS, Connection, say_eof
 from swarmavg.transport.framing import TLS_FIRST_BYTES, encode_error
 from swarmavg.transport.greeting import NOT_WELCOME, TLS_REQUIRED
 from swarmavg.transport.interface import ChannelSecurity
@@ -143,10 +144,8 @@ class TlsWire(asyncio.Transport, asyncio.BufferedProtocol):
         if self._below is None:
             return
         if self._ready:
-            try:
+            with contextlib.suppress(ssl.SSLError):  # it wants the other side's close_notify, for which nobody waits
                 self._tls.unwrap()
-            except ssl.SSLError:  # it wants the other side's close_notify, for which nobody waits
-                pass
             self._flush()
         self._below.close()
 
@@ -198,8 +197,7 @@ class TlsWire(asyncio.Transport, asyncio.BufferedProtocol):
         self._failure = error
         self._flush()
         if self._below is not None:
-            if self._below.can_write_eof():
-                self._below.write_eof()
+            say_eof(self._below)
             self._timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._below.abort)
         self._inner.fail_greeting(error)
 

@@ -99,7 +99,7 @@ async def a_dial_without_an_answer_ends_in_time(harness: TransportHarness) -> No
 async def a_cancelled_dial_leaves_nothing(harness: TransportHarness) -> None:
     near = harness.join()
     async with harness.silence() as address:
-        dialling = asyncio.ensure_future(near.dial(address, purpose="check", timeout=PATIENCE))
+        dialling = asyncio.create_task(near.dial(address, purpose="check", timeout=PATIENCE), name="dial")
         await asyncio.sleep(0.1)
         dialling.cancel()
         await asyncio.wait([dialling])

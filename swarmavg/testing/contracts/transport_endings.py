@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from swarmavg.errors import (
     ChannelCancelledError,
@@ -205,8 +206,8 @@ async def closing_a_transport_aborts_its_channels(harness: TransportHarness) -> 
         await asyncio.gather(near, far)
 
 
-async def _cancel_after_a_moment(call: object) -> None:
-    task = asyncio.ensure_future(call)  # type: ignore[arg-type]
+async def _cancel_after_a_moment(call: Coroutine[Any, Any, object]) -> None:
+    task = asyncio.create_task(call, name="to be cancelled")
     await asyncio.sleep(_MOMENT)
     task.cancel()
     await asyncio.wait([task])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from swarmavg.errors import ChannelCancelledError, ChannelClosedError, ChannelError, ChannelLostError
 from swarmavg.testing.contracts.transport_harness import (
@@ -20,6 +21,18 @@ from swarmavg.transport.interface import MAX_HEADER_BYTES, Channel, TransportLim
 _MANY: Final = 200
 _LARGE: Final = 3_000_001
 _STALL_SECONDS: Final = 0.2
+
+
+class _Allocate:
+    """Hands out one piece of memory and remembers what it was asked for."""
+
+    def __init__(self, target: memoryview) -> None:
+        self.target = target
+        self.asked: list[tuple[bytes, int]] = []
+
+    def __call__(self, header: bytes, count: int) -> memoryview:
+        self.asked.append((header, count))
+        return self.target
 
 
 async def messages_arrive_in_order_in_both_directions(harness: TransportHarness) -> None:
@@ -59,7 +72,7 @@ async def large_payloads_arrive_whole(harness: TransportHarness) -> None:
 
 async def several_buffers_of_any_format_are_one_payload(harness: TransportHarness) -> None:
     async with connected(harness) as pair:
-        wide = memoryview(_pattern(80_000)).cast("d")
+        wide: Any = memoryview(_pattern(80_000)).cast("d")
         square = memoryview(bytes(range(64))).cast("B", (8, 8))
         await _transfer(pair, b"start", bytearray(b"middle"), wide, memoryview(b""), square, b"end")
 
@@ -69,7 +82,7 @@ async def headers_may_be_as_long_as_allowed_and_no_longer(harness: TransportHarn
         longest = bytes(MAX_HEADER_BYTES)
         error = await raised(pair.near.send(longest + b"x"), ValueError)
         assert str(MAX_HEADER_BYTES) in str(error), error
-        await _both(pair.near.send(longest, b"payload"), pair, longest)
+        await _meanwhile(pair.near.send(longest, b"payload"), pair.far, longest)
 
 
 async def payloads_may_be_as_long_as_the_receiver_allows(harness: TransportHarness) -> None:
@@ -78,24 +91,18 @@ async def payloads_may_be_as_long_as_the_receiver_allows(harness: TransportHarne
         error = await raised(pair.near.send(b"", bytes(limit), b"x"), ValueError)
         assert str(limit) in str(error), "the error names the receiver's limit"
         await _transfer(pair, bytes(limit))
-        await _both(pair.far.send(b"", bytes(limit + 1)), Pair(pair.far, pair.near, *_rest(pair)), b"")
+        await _meanwhile(pair.far.send(b"back", bytes(limit + 1)), pair.near, b"back")
 
 
 async def payloads_land_in_the_memory_that_allocate_chose(harness: TransportHarness) -> None:
     async with connected(harness) as pair:
         for size in (10, _LARGE):
-            content, target, asked = _pattern(size), memoryview(bytearray(size)), []
-
-            def allocate(
-                header: bytes, count: int, asked: list[tuple[bytes, int]] = asked, target: memoryview = target
-            ) -> memoryview:
-                asked.append((header, count))
-                return target
-
+            content, target = _pattern(size), memoryview(bytearray(size))
+            allocate = _Allocate(target)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(pair.near.send(b"here", content), name="send")
                 message = message_of(await pair.far.receive(allocate))
-            assert asked == [(b"here", size)], asked
+            assert allocate.asked == [(b"here", size)], allocate.asked
             assert message.payload.obj is target.obj
             assert bytes(target) == content
 
@@ -105,13 +112,12 @@ async def allocate_is_used_for_what_was_read_ahead_and_not_for_empty_payloads(ha
         await pair.near.send(b"first", b"payload")
         await pair.near.send(b"second")
         await asyncio.sleep(_STALL_SECONDS)  # whether it has been read by now or not must not matter
-        target = memoryview(bytearray(7))
-        message = message_of(await pair.far.receive(lambda _header, _count: target))
-        assert message.payload.obj is target.obj
-        assert bytes(target) == b"payload"
-        asked: list[int] = []
-        message = message_of(await pair.far.receive(lambda _header, count: memoryview(bytearray(asked.append(count) or count))))
-        assert (message.header, asked) == (b"second", [])
+        allocate = _Allocate(memoryview(bytearray(7)))
+        message = message_of(await pair.far.receive(allocate))
+        assert message.payload.obj is allocate.target.obj
+        assert bytes(allocate.target) == b"payload"
+        message = message_of(await pair.far.receive(allocate))
+        assert (message.header, allocate.asked) == (b"second", [(b"first", 7)])
 
 
 async def an_error_in_allocate_comes_out_of_receive_and_breaks_the_channel(harness: TransportHarness) -> None:
@@ -198,14 +204,10 @@ async def _transfer(pair: Pair, *buffers: bytes | bytearray | memoryview) -> Non
     assert bytes(message.payload) == content
 
 
-async def _both(sending: object, pair: Pair, header: bytes) -> None:
+async def _meanwhile(sending: Coroutine[Any, Any, None], receiver: Channel, header: bytes) -> None:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(sending, name="send")  # type: ignore[arg-type]
-        assert (await next_message(pair.far)).header == header
-
-
-def _rest(pair: Pair) -> tuple[object, ...]:
-    return pair.near_transport, pair.far_transport, pair.listener, pair.arrivals
+        tasks.create_task(sending, name="send")
+        assert (await next_message(receiver)).header == header
 
 
 async def _send_until_told(channel: Channel, payload: bytes) -> ChannelError:
