@@ -93,7 +93,11 @@ class AddressBook:
 
     def peers(self) -> list[PeerId]:
         """Live peers, the own one left out, in order."""
-        return sorted(self._live)
+        return sorted(self._live, key=lambda peer: peer.digest)
+
+    def __len__(self) -> int:
+        """How many live peers, the own one left out."""
+        return len(self._live)
 
     def is_live(self, peer: PeerId) -> bool:
         return peer in self._live
@@ -107,8 +111,8 @@ class AddressBook:
         return list(announcement.addresses) if announcement is not None else []
 
     def reachable(self) -> list[PeerId]:
-        """Live peers that announce addresses, in order."""
-        return sorted(peer for peer, announcement in self._live.items() if announcement.addresses)
+        """Live peers that announce addresses, in the order in which they became known."""
+        return [peer for peer, announcement in self._live.items() if announcement.addresses]
 
     def lost(self) -> Sequence[PeerId]:
         return list(self._lost)

@@ -8,6 +8,7 @@ exclusive or over hashes of its (fingerprint, version) pairs, so that a change c
 from __future__ import annotations
 
 import hashlib
+import struct
 from functools import lru_cache, reduce
 from operator import xor
 from typing import Final, TypeAlias
@@ -44,17 +45,18 @@ class BucketDigests:
 
     def encode(self, buckets: int) -> bytes:
         """The digests of 16 or 256 buckets, 8 bytes each."""
-        return b"".join(value.to_bytes(DIGEST_BYTES) for value in self._values(buckets))
+        return struct.pack(f">{buckets}Q", *self._values(buckets))
 
     def differing(self, other: bytes) -> tuple[int, list[int]]:
         """How many buckets the other side's `encode` has, and which of them differ. Raises `RemoteProtocolError`."""
         buckets, rest = divmod(len(other), DIGEST_BYTES)
         if rest or buckets not in {COARSE, FINE}:
             raise RemoteProtocolError(f"malformed digest: {len(other)} bytes")
-        theirs = (int.from_bytes(other[at : at + DIGEST_BYTES]) for at in range(0, len(other), DIGEST_BYTES))
-        pairs = zip(self._values(buckets), theirs, strict=True)
+        pairs = zip(self._values(buckets), struct.unpack(f">{buckets}Q", other), strict=True)
         return buckets, [bucket for bucket, (mine, their) in enumerate(pairs) if mine != their]
 
     def _values(self, buckets: int) -> list[int]:
+        if buckets == FINE:
+            return self._fine
         size = FINE // buckets
         return [reduce(xor, self._fine[start : start + size]) for start in range(0, FINE, size)]

@@ -181,7 +181,7 @@ class GossipDirectory:
         store = self._replica.store
         received = {reception.value: self._replica.counts[reception.value] for reception in Reception}
         links = len(self._keeper.links)
-        return {"peers": len(self.known_peers()), "links": links, "records": len(store), "bytes": store.bytes, **received}
+        return {"peers": len(self._book), "links": links, "records": len(store), "bytes": store.bytes, **received}
 
     async def aclose(self) -> None:
         """Withdraw the own records, tell the neighbours within a second, end the links. Idempotent."""
@@ -213,7 +213,7 @@ class GossipDirectory:
                 log.warning("this peer could not announce itself", error=str(error))
 
     def _crowding(self) -> float:
-        return max(1.0, len(self.known_peers()) / ANNOUNCERS)
+        return max(1.0, len(self._book) / ANNOUNCERS)
 
     def _publish_announcement(self, announcement: Announcement) -> None:
         """Changed addresses are urgent; a mere sign of life travels with the next comparison."""

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from swarmavg.errors import LocalProtocolError, RemoteProtocolError, SwarmError
+from swarmavg.errors import LocalProtocolError, RemoteProtocolError
 from swarmavg.identifiers import PeerId
 from swarmavg.protocol.group import Group, Role
-from swarmavg.protocol.matchmaking_begin import Signer, read_begin
+from swarmavg.protocol.matchmaking_begin import Signer
 from swarmavg.protocol.matchmaking_core import Core, PlanHash, Search
 from swarmavg.protocol.matchmaking_events import (
     BeginSeen,
@@ -333,7 +333,7 @@ class Matchmaking:
             self._core.send(event.peer, Probe(), now)
 
     def _on_begin_seen(self, event: BeginSeen, now: float) -> None:
-        self._adopt(event.signed, None, now)
+        self._on_begin(event.signed, None, now)
 
     def _on_tick(self, _event: Tick, _now: float) -> None:
         """The rules are applied after every event."""
@@ -360,7 +360,7 @@ class Matchmaking:
             case Leave():
                 self._on_leave(peer, message)
             case Begin():
-                self._adopt(message.signed, peer, now)
+                self._on_begin(message.signed, peer, now)
             case Refuse():
                 self._on_refuse(peer, message)
             case Probe():
@@ -379,49 +379,12 @@ class Matchmaking:
         if group is not None and group.group_id == message.group_id and peer in group:
             self._core.effects.append(MemberLost(group.group_id, peer, message.reason))
 
-    # ---- begins
-
-    def _adopt(self, signed: bytes, sender: PeerId | None, now: float) -> None:
-        """Obey a begin that names the nonce of the latest join, from whomever it came; refuse it for a reason otherwise."""
-        core, bond = self._core, self._joiner.bond
+    def _on_begin(self, signed: bytes, sender: PeerId | None, now: float) -> None:
         try:
-            group = read_begin(signed, prefix=core.settings.prefix, config_hash=core.view.config_hash, signer=core.signer)
+            self._joiner.obey(signed, sender, now, self._leader.hand_over)
         except RemoteProtocolError as error:
             if sender is not None:
                 self._on_failed(PeerFailed(sender, f"sent a bad begin: {error}"), now)
-            return
-        if core.group is not None and core.group.group_id == group.group_id:
-            return
-        named = core.me in group and bond is not None and group.member(core.me).nonce == bond.nonce
-        if bond is None or not named or group.leader != bond.leader:
-            if sender is not None and core.me in group:
-                core.send(sender, Refuse(group_id=group.group_id, reason="it does not wait for this begin any more"), now)
-            return
-        problem = self._begin_problem(group)
-        if problem is not None:
-            core.send(group.leader, Refuse(group_id=group.group_id, reason=problem), now)
-            self._joiner.part(f"its begin is refused: {problem}", now, silent=True)
-            return
-        self._leader.hand_over(group.leader, now)
-        self._joiner.bond = None
-        core.assemble(group, Cause.BEGIN_RECEIVED, now)
-
-    def _begin_problem(self, group: Group) -> str | None:
-        core, own = self._core, group.member(self._core.me)
-        if group.bits != core.bits:
-            return f"its group bits are {group.bits!r}, ours {core.bits!r}"
-        if own.role is not core.settings.role or own.gather != core.looking.request.gather:
-            return "it states our role or our gathered value wrongly"
-        target = core.settings.target_group_size
-        if len(group.members) < core.settings.min_group_size or (target is not None and len(group.members) > target):
-            return f"a group of {len(group.members)} is outside of our limits"
-        try:
-            plan_hash = core.plan_hash(group.members)
-        except (ValueError, SwarmError) as error:
-            return f"there is no plan for this group: {error}"
-        if plan_hash != group.plan_hash:
-            return "its plan of who reduces what differs from ours"
-        return None
 
     # ---- for tests
 

@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from swarmavg.errors import SwarmError
 from swarmavg.identifiers import PeerId
+from swarmavg.protocol.group import Group
+from swarmavg.protocol.matchmaking_begin import read_begin
 from swarmavg.protocol.matchmaking_core import Core
 from swarmavg.protocol.matchmaking_messages import (
     MAX_LISTED,
@@ -15,6 +18,7 @@ from swarmavg.protocol.matchmaking_messages import (
     Join,
     Leave,
     Redirect,
+    Refuse,
     Rejected,
     Released,
     Renew,
@@ -169,6 +173,52 @@ class Joiner:
         self._core.looking.redirects += 1
         self._drop()
         self._core.move(Cause.PARTED, now, f"released by {peer.short}")
+
+    # ---- begins
+
+    def obey(self, signed: bytes, sender: PeerId | None, now: float, hand_over: Callable[[PeerId, float], None]) -> None:
+        """Obey a begin that names the nonce of the latest join, from whomever it came; refuse it for a reason otherwise.
+
+        Raises `RemoteProtocolError` when it is malformed or not signed by its leader.
+        """
+        core, bond = self._core, self.bond
+        group = read_begin(signed, prefix=core.settings.prefix, config_hash=core.view.config_hash, signer=core.signer)
+        if core.group is not None and core.group.group_id == group.group_id:
+            return
+        named = core.me in group and bond is not None and group.member(core.me).nonce == bond.nonce
+        if bond is None or not named or group.leader != bond.leader:
+            if sender is not None and core.me in group:
+                core.send(sender, Refuse(group_id=group.group_id, reason="it does not wait for this begin any more"), now)
+            return
+        problem = self._problem(group)
+        if problem is not None:
+            core.send(group.leader, Refuse(group_id=group.group_id, reason=problem), now)
+            self.part(f"its begin is refused: {problem}", now, silent=True)
+            return
+        hand_over(group.leader, now)
+        self.bond = None
+        core.assemble(group, Cause.BEGIN_RECEIVED, now)
+
+    def _problem(self, group: Group) -> str | None:
+        """Why a begin that names us cannot be obeyed."""
+        core, own = self._core, group.member(self._core.me)
+        if group.bits != core.bits:
+            return f"its group bits are {group.bits!r}, ours {core.bits!r}"
+        request = core.looking.request
+        if (own.role, own.gather, own.bandwidth) != (core.settings.role, request.gather, request.bandwidth):
+            return "it states our role, bandwidth or gathered value wrongly"
+        target = core.settings.target_group_size
+        if len(group.members) < core.settings.min_group_size or (target is not None and len(group.members) > target):
+            return f"a group of {len(group.members)} is outside of our limits"
+        try:
+            plan_hash = core.plan_hash(group.members)
+        except (ValueError, SwarmError) as error:
+            return f"there is no plan for this group: {error}"
+        if plan_hash != group.plan_hash:
+            return "its plan of who reduces what differs from ours"
+        return None
+
+    # ---- helpers
 
     def _match(self, peer: PeerId, nonce: bytes) -> Bond | None:
         bond = self.bond

@@ -28,7 +28,7 @@ from swarmavg.transport.framing import Frame, Hello, Kind
 from swarmavg.transport.greeting import GreetingError, check_hello, check_peer, not_a_peer, refused
 from swarmavg.transport.intake import Intake
 from swarmavg.transport.interface import TransportContext
-from swarmavg.transport.outbox import Outbox
+from swarmavg.transport.outbox import Outbox, retrieve
 
 LINGER_SECONDS: Final = 1.0
 """A connection that is being left is closed after this long, read by the other side or not."""
@@ -112,16 +112,18 @@ class Connection(asyncio.BufferedProtocol):
         if self.state in (State.LEAVING, State.CLOSED):
             raise PeerUnreachableError(f"the connection with {self._who()} is closed")
         self._purpose = purpose
-        self._opening = self._loop.create_future()
+        opening: asyncio.Future[FramedChannel] = self._loop.create_future()
+        self._opening = opening
         if self.state is State.IDLE or self._proven is not None:
             self._send_open()
         try:
-            return await self._opening
+            return await opening
         except asyncio.CancelledError:
             self.leave(framing.encode_cancel("the dial was given up"))
             raise
         finally:
             self._opening = None
+            retrieve(opening)
 
     def set_timer(self, seconds: float, reason: str) -> None:
         """Close the connection after `seconds`, unless the timer is stopped or set anew."""

@@ -115,6 +115,7 @@ class MemoryWire(asyncio.Transport):
         self._other: MemoryWire = self
         self._outgoing: deque[memoryview] = deque()
         self._outgoing_bytes = 0
+        self._accepted: deque[memoryview] = deque()  # copied, and waiting for its turn on the link
         self._on_link = 0  # segments that the link is sending
         self._in_flight = 0  # written by us, not yet read by the other end
         self._transit: deque[tuple[float, bytes | str]] = deque()
@@ -196,20 +197,16 @@ class MemoryWire(asyncio.Transport):
     # --- sending
 
     def take_segment(self, most: int) -> bytes:
-        """Called by the link when it is this stream's turn: a copy of the next bytes, as far as the window allows."""
-        room = min(most, self._window - self._in_flight)
-        if room <= 0 or not self._outgoing:
+        """Called by the link when it is this stream's turn."""
+        if not self._accepted:
             return b""
-        view = self._outgoing[0]
-        segment = bytes(view[:room])
-        if view.nbytes > room:
-            self._outgoing[0] = view[room:]
+        first = self._accepted[0]
+        if len(first) > most:
+            self._accepted[0] = first[most:]
         else:
-            self._outgoing.popleft()
-        self._outgoing_bytes -= len(segment)
-        self._in_flight += len(segment)
+            self._accepted.popleft()
         self._on_link += 1
-        return segment
+        return bytes(first[:most])
 
     def dispatch(self, item: bytes | str) -> None:
         """The link has sent it: it arrives one delay later, after everything sent before."""
@@ -236,7 +233,18 @@ class MemoryWire(asyncio.Transport):
             self._lose(ConnectionResetError("the other process died"))
 
     def _push(self) -> None:
-        if self._outgoing and self._in_flight < self._window:
+        """Take copies of what was written, as far as the window allows: from then on the writer's memory is free."""
+        while self._outgoing and self._in_flight < self._window:
+            view, room = self._outgoing[0], self._window - self._in_flight
+            if view.nbytes > room:
+                self._outgoing[0] = view[room:]
+            else:
+                self._outgoing.popleft()
+            accepted = memoryview(bytes(view[:room]))
+            self._outgoing_bytes -= accepted.nbytes
+            self._in_flight += accepted.nbytes
+            self._accepted.append(accepted)
+        if self._accepted:
             self._link.request(self)
         self._after_sending()
 
@@ -246,7 +254,7 @@ class MemoryWire(asyncio.Transport):
         if waiting != self._writing_paused and not self._lost:
             self._writing_paused = waiting
             (self._protocol.pause_writing if waiting else self._protocol.resume_writing)()
-        if self._fin_wanted and not waiting and not self._on_link and not self._fin_sent:
+        if self._fin_wanted and not (waiting or self._accepted or self._on_link or self._fin_sent):
             self._transit.append((self._loop.time() + self._link.delay(), _FIN))
             self._fin_sent = True
             self._arm()
@@ -255,6 +263,7 @@ class MemoryWire(asyncio.Transport):
 
     def _drop_outgoing(self) -> None:
         self._outgoing.clear()
+        self._accepted.clear()
         self._outgoing_bytes = 0
 
     def _lose_when_flushed(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from swarmavg.errors import ChannelError, ChannelLostError
 from swarmavg.transport.framing import Kind, encode
@@ -86,11 +86,12 @@ class Outbox:
     async def _written(self, wire: asyncio.Transport, count: int) -> None:
         """Wait until the wire holds nothing; raises what became of the connection meanwhile."""
         if wire.get_write_buffer_size():
-            self._drained = asyncio.get_running_loop().create_future()
+            self._drained = drained = asyncio.get_running_loop().create_future()
             try:
-                await self._drained
+                await drained
             finally:
                 self._drained = None
+                retrieve(drained)
             self._unyielded = 0
             return
         self._unyielded += count + _WRITE_COST
@@ -99,3 +100,9 @@ class Outbox:
             await asyncio.sleep(0)
         if self._error is not None:
             raise self._error
+
+
+def retrieve(future: asyncio.Future[Any]) -> None:
+    """Mark the exception of a future as seen: who waited for it may have been cancelled in the same moment."""
+    if future.done() and not future.cancelled():
+        future.exception()

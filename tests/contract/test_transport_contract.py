@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -36,9 +34,7 @@ class Harness:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for transport in self._transports:
             await transport.aclose()
 
@@ -150,3 +146,11 @@ def test_tcp_in_plaintext(check: TransportCheck) -> None:
 @each(TRANSPORT_CHECKS)
 def test_tcp_with_tls(check: TransportCheck) -> None:
     asyncio.run(run(check, TcpHarness(TOKEN)))
+
+
+@each(TRANSPORT_CHECKS)
+@pytest.mark.parametrize("token", [None, TOKEN], ids=["plaintext", "tls"])
+def test_tcp_on_uvloop(check: TransportCheck, token: str | None) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run(check, TcpHarness(token)))

@@ -1,5 +1,7 @@
 """Frames, without any I/O: encodings, the reader under every cutting of the stream, and rubbish."""
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +41,10 @@ def header_of(frame: bytes, kind: Kind) -> bytes:
     return frame[HEAD.size :]
 
 
+class Cut(Exception):  # noqa: N818
+    """The stream ended within a frame."""
+
+
 def read(stream: bytes, cuts: list[int]) -> list[tuple[Kind, bytes, bytes]]:
     """Feed a reader with pieces of the given lengths, in turn, and collect what comes out."""
     reader, frames, position, turn = FrameReader(max_payload=LIMIT), [], 0, 0
@@ -60,7 +66,8 @@ def read(stream: bytes, cuts: list[int]) -> list[tuple[Kind, bytes, bytes]]:
                 break
             frames.append((current.kind, current.header, bytes(reader.take())))
             current = None
-    assert reader.between_frames
+    if not reader.between_frames:
+        raise Cut
     return frames
 
 
@@ -85,12 +92,8 @@ def test_however_the_stream_is_cut_the_frames_come_out(messages: list[tuple[int,
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300), CUTS)
 def test_rubbish_is_frames_or_a_violation(stream: bytes, cuts: list[int]) -> None:
-    try:
+    with contextlib.suppress(ChannelViolationError, Cut):
         read(stream, cuts)
-    except ChannelViolationError as error:
-        assert str(error)
-    except AssertionError:  # cut within a frame
-        pass
 
 
 @settings(max_examples=200, deadline=None)
@@ -98,10 +101,8 @@ def test_rubbish_is_frames_or_a_violation(stream: bytes, cuts: list[int]) -> Non
 @pytest.mark.parametrize("decode", [Hello.decode, decode_open, decode_error, decode_cancel])
 def test_rubbish_in_control_headers_is_an_error_of_ours(decode: object, header: bytes) -> None:
     assert callable(decode)
-    try:
+    with contextlib.suppress(RemoteProtocolError):
         decode(header)
-    except RemoteProtocolError as error:
-        assert "malformed" in str(error)
 
 
 def test_a_payload_goes_straight_to_its_place() -> None:
