@@ -86,6 +86,8 @@ class Matchmaking:
         self._interval: float | None = None
         self._survivors: frozenset[PeerId] = frozenset()
         self._is_retry = False
+        self._lost: tuple[Group | None, set[PeerId]] = (None, set())
+        """Members of the standing group that take no part."""
 
     # ---- for the driver
 
@@ -372,12 +374,20 @@ class Matchmaking:
         self._leader.on_leave(peer, message.nonce)
         group = self._core.group
         if group is not None and peer in group and group.member(peer).nonce == message.nonce:
-            self._core.effects.append(MemberLost(group.group_id, peer, message.reason))
+            self._lose(group, peer, message.reason)
 
     def _on_refuse(self, peer: PeerId, message: Refuse) -> None:
         group = self._core.group
         if group is not None and group.group_id == message.group_id and peer in group:
-            self._core.effects.append(MemberLost(group.group_id, peer, message.reason))
+            self._lose(group, peer, message.reason)
+
+    def _lose(self, group: Group, peer: PeerId, reason: str) -> None:
+        """Say once that a member takes no part."""
+        if self._lost[0] is not group:
+            self._lost = (group, set())
+        if peer not in self._lost[1]:
+            self._lost[1].add(peer)
+            self._core.effects.append(MemberLost(group.group_id, peer, reason))
 
     def _on_begin(self, signed: bytes, sender: PeerId | None, now: float) -> None:
         try:

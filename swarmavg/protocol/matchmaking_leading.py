@@ -301,12 +301,20 @@ class Leader:
         keep = len(needs)
         while keep and needs[keep - 1][0] > 1 + keep:
             keep -= 1
-        if 1 + keep < self._core.settings.min_group_size:
+        own_need = self._core.settings.min_group_size
+        if 1 + keep < own_need:
+            self._set_free(own_need, now)
             return False
         for need, peer in needs[keep:]:
             follower = self.followers.pop(peer)
             self._reject(peer, follower.nonce, "size", f"begins with {1 + keep}, you need {need}", now)
         return True
+
+    def _set_free(self, own_need: int, now: float) -> None:
+        """We want more members than came: do not keep those from each other who would do without us."""
+        others = self.followers.values()
+        if any(f.role.leads for f in others) and any(f.min_group_size <= len(others) for f in others):
+            self.dismiss("size", f"needs a group of at least {own_need}, and {1 + len(others)} came", now)
 
     def _begin(self, now: float) -> None:
         core = self._core

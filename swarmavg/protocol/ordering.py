@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from swarmavg.identifiers import PeerId
 from swarmavg.protocol.group import Role
 
 
+@lru_cache(maxsize=16_384)
 def order_key(bits: str, peer: PeerId) -> bytes:
     """Rank of a peer among those who look in one bucket; the smallest leads. Different buckets order differently."""
     return hashlib.sha256(b"swarmavg order\0" + bits.encode("ascii") + b"\0" + peer.digest).digest()

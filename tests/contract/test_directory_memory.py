@@ -42,3 +42,19 @@ def test_a_later_member_with_the_same_id_takes_over() -> None:
         await late.aclose()
 
     run_virtual(main)
+
+
+def test_a_reader_that_never_looks_costs_no_memory_for_what_came_and_went() -> None:
+    async def main() -> None:
+        shared = SharedDirectory()
+        reader = shared.directory(PeerId(b"r" * 32))
+        async with reader.watch("t") as changes:
+            for number in range(100):
+                passer_by = shared.directory(PeerId(bytes([number]) * 32))
+                await passer_by.publish("t", b"here", ttl=9.0)
+                await passer_by.aclose()
+            await reader.publish("t", b"own", ttl=9.0)
+            assert (await anext(changes)).owner == reader.owner, "and is shown nothing of it"
+        await reader.aclose()
+
+    run_virtual(main)

@@ -15,7 +15,7 @@ from swarmavg.discovery.interface import MAX_VALUE_BYTES, Version
 from swarmavg.discovery.link_keeper import AVOID_SECONDS, GOSSIP_PURPOSE
 from swarmavg.discovery.records import SignedRecord, sign_record
 from swarmavg.discovery.store import StoreLimits
-from swarmavg.discovery.topology import FULL_MESH
+from swarmavg.discovery.topology import DIALLED_LINKS, FULL_MESH
 from swarmavg.errors import ChannelError, ChannelRefusedError, DirectoryError, SwarmError
 from swarmavg.identifiers import Address, PeerId
 from swarmavg.security.identity import Identity
@@ -194,20 +194,34 @@ def test_forty_converge_with_few_links_each() -> None:
     simulate(scenario)
 
 
-def test_many_records_reach_a_newcomer_by_repair() -> None:
+def test_many_records_reach_a_newcomer_by_repair_without_waiting_for_the_next_comparisons() -> None:
     async def scenario(world: World) -> None:
-        options: dict[str, Any] = {
-            "settings": GossipSettings(limits=StoreLimits(records_per_owner=2000, bytes_per_owner=2**22))
-        }
-        nodes = await world.start(2, **options)
-        for number in range(1200):
-            await nodes[0].publish(f"run.{number}", urgent=False)
-        late = await world.add(2, **options).start()
-        await until(lambda: known(late, 1200), within=5.0, step=0.05)
-        assert await late.values("run.1199") == [b"0"]
+        limits = StoreLimits(records_per_owner=4000, bytes_per_owner=2**23)
+        options: dict[str, Any] = {"settings": GossipSettings(limits=limits)}
+        old = await world.add(0, boot=(), **options).start()
+        for number in range(2500):
+            await old.publish(f"run.{number}", urgent=False)
+        late = await world.add(1, **options).start()
+        await until(lambda: knows(late, 2500), within=2.0, step=0.05)
+        assert await late.values("run.2499") == [b"0"]
 
-    async def known(node: Node, count: int) -> bool:
+    async def knows(node: Node, count: int) -> bool:
         return bool(node.directory.status()["records"] >= count)
+
+    simulate(scenario)
+
+
+def test_in_a_large_swarm_whom_everybody_dials_sends_some_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmavg.discovery.link_keeper.MAX_ACCEPTED", 8)
+
+    async def scenario(world: World) -> None:
+        nodes = await world.start(26)
+        await asyncio.sleep(20.0)
+        assert all(len(links(node)) <= 8 + DIALLED_LINKS for node in nodes)
+        assert all(len(links(node)) >= 3 for node in nodes)
+        for node in nodes:
+            await node.publish()
+        await until(lambda: all_see(nodes, [b"%d" % n for n in range(26)]), within=0.2, step=0.01)
 
     simulate(scenario)
 
@@ -277,6 +291,22 @@ def test_a_split_swarm_heals_though_each_half_has_forgotten_the_other() -> None:
         await until(lambda: all_see(nodes, [b"1", b"4"]), within=125.0, step=0.1)
         await asyncio.sleep(30.0)
         assert [len(links(node)) for node in nodes] == [5] * 6
+
+    simulate(scenario)
+
+
+def test_a_split_swarm_heals_without_the_peer_that_brought_it_together() -> None:
+    async def scenario(world: World) -> None:
+        nodes = await world.start(5)
+        await asyncio.sleep(2.0)
+        await nodes[0].aclose()
+        world.split(nodes[1:3], nodes[3:])
+        await asyncio.sleep(300.0)
+        for node in nodes[1:]:
+            assert len(node.directory.known_peers()) == 1
+            await node.publish()
+        world.heal()
+        await until(lambda: all_see(nodes[1:], [b"1", b"2", b"3", b"4"]), within=125.0, step=0.1)
 
     simulate(scenario)
 
@@ -462,7 +492,7 @@ def test_a_lie_about_an_earlier_run_cannot_use_up_the_version_numbers() -> None:
         one, _ = await a_linked_pair(world, incarnation=5)
         liar = Liar(world, 50)
         async with liar.channel(one) as channel:
-            await channel.send(Passed("run", Version(2**62 - 1, 0)).encode())
+            await channel.send(Passed("run", Version(2**60, 0)).encode())
             await asyncio.sleep(0.1)
             await one.publish()
             (record,) = await one.directory.fetch("run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import random
 from typing import Any
@@ -135,7 +136,7 @@ def test_a_cancellation_at_any_moment_leaves_no_trace() -> None:
             await close(*makers)
 
     for step in range(0, 140, 5):
-        run_virtual(lambda step=step: main(step / 1000))
+        run_virtual(functools.partial(main, step / 1000))
 
 
 def test_a_killed_leader_costs_one_request_timeout_at_most() -> None:

@@ -41,7 +41,7 @@ def header_of(frame: bytes, kind: Kind) -> bytes:
     return frame[HEAD.size :]
 
 
-class Cut(Exception):  # noqa: N818
+class Cut(Exception):
     """The stream ended within a frame."""
 
 
