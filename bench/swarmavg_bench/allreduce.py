@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     samples = _run_workers(arguments)
     rows = [_row(name, [max(per_round) for per_round in zip(*by_worker, strict=True)]) for name, by_worker in samples.items()]
     baseline = next(row["median"] for row in rows if row["name"] == "gloo all_reduce")
-    print(f"{arguments.peers} processes x {arguments.size:g} MiB float32, n={arguments.rounds}, codec {arguments.compression}, ", end="")
+    print(
+        f"{arguments.peers} processes x {arguments.size:g} MiB float32, n={arguments.rounds}, codec {arguments.compression}, ",
+        end="",
+    )
     print(f"{'TLS' if arguments.tls else 'plaintext'}, {'uvloop' if arguments.uvloop else 'asyncio'}")
     for row in rows:
         unit = f"{row['median']:9.4f} s   ({row['least']:.4f} - {row['most']:.4f})"
@@ -141,7 +145,7 @@ async def _measure(settings: dict[str, Any]) -> dict[str, list[float]]:
             mine.copy_(tensor)
             with watch_callbacks() as blocking:
                 results: list[swarmavg.StepResult] = []
-                seconds = await _timed(lambda: _step(averager, results))
+                seconds = await _timed(partial(_step, averager, results))
             _check(mine, expected, settings["compression"])
             _keep(samples, "await averager.step()", seconds, number)
             _keep(samples, "of it, the all-reduce", results[0].allreduce_seconds, number)

@@ -31,7 +31,7 @@ def watch_callbacks() -> Iterator[Blocking]:
         blocking.cpu = max(blocking.cpu, time.thread_time() - cpu)
         blocking.wall = max(blocking.wall, time.perf_counter() - wall)
 
-    asyncio.Handle._run = timed  # type: ignore[method-assign]  # noqa: SLF001
+    asyncio.Handle._run = timed  # type: ignore[method-assign,assignment]  # noqa: SLF001
     try:
         yield blocking
     finally:

@@ -242,7 +242,6 @@ class GossipDirectory:
         for record, age in message.entries:
             reception = self._replica.receive(record, age=age, source=link.peer, now=_now())
             if reception is Reception.NEW:
-                link.news += 1
                 urgent += [fingerprint(record.topic, record.owner)] if record.urgent else []
             elif reception is Reception.FORGED:
                 self._count_forgery(link, record)
@@ -251,8 +250,6 @@ class GossipDirectory:
                 self._push_own()
             self._compare_with(link, record)
         self._keeper.push(urgent, but=link)
-        if message.more and link.news:
-            link.compare()
 
     def _compare_with(self, link: Link, record: SignedRecord) -> None:
         """Note what the neighbour has, now that it showed this record; give it what it lacks."""

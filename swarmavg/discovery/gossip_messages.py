@@ -54,13 +54,12 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records with their ages in seconds. `more`: others were left out for their number; send your digest again."""
+    """Records with their ages in seconds."""
 
     entries: tuple[tuple[SignedRecord, float], ...]
-    more: bool = False
 
     def encode(self) -> bytes:
-        return pack(["records", self.more, [[record.body, record.signature, age] for record, age in self.entries]])
+        return pack(["records", [[record.body, record.signature, age] for record, age in self.entries]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,8 @@ def _from_fields(fields: list[Any]) -> GossipMessage:
             return Digest(digests)
         case ["summary", int() as buckets, bytes() as listed, bytes() as entries]:
             return _summary(buckets, listed, entries)
-        case ["records", bool() as more, list() as entries] if len(entries) <= MAX_BATCH_RECORDS:
-            return Records(tuple(_aged_record(entry) for entry in entries), more)
+        case ["records", list() as entries] if len(entries) <= MAX_BATCH_RECORDS:
+            return Records(tuple(_aged_record(entry) for entry in entries))
         case ["passed", str() as topic, incarnation, counter]:
             return Passed(check_topic(topic), Version(check_number(incarnation), check_number(counter)))
         case _:

@@ -7,6 +7,7 @@ versions it missed and its memory is bounded by the store's.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -76,8 +77,6 @@ class Link:
         self.opened_at = loop.time()
         self.ended = asyncio.Event()
         self.bad_records = 0
-        self.news = 0
-        """Records that the other side sent and that were new here, since our last digest."""
         self._store = store
         self._on_message = on_message
         self._timing = timing
@@ -87,6 +86,8 @@ class Link:
         self._records: dict[Fingerprint, None] = {}
         self._repairs: dict[Fingerprint, None] = {}
         self._truncated = False
+        self._lacked = math.inf  # how many of our records the other side's answers to our last digest showed it to lack
+        self._lacked_before = math.inf
         self._summary: tuple[int, set[int]] = (FINE, set())
         self._hints: dict[str, Version] = {}
         self._digest_at = self.opened_at
@@ -131,6 +132,7 @@ class Link:
             if _is_newer(held.record.version, summary.entries.get(held.fingerprint))
         ]
         self._rng.shuffle(missing)
+        self._lacked += len(missing)
         room = MAX_REPAIR_RECORDS - len(self._repairs)
         self._truncated = self._truncated or len(missing) > room
         self._repairs.update(dict.fromkeys(missing[:room]))
@@ -227,17 +229,18 @@ class Link:
             return Passed(topic, self._hints.pop(topic)).encode()
         if self._summary[1]:
             return self._next_summary().encode()
-        if self._repairs or self._truncated:
-            batch = self._take(self._repairs)
-            more = self._truncated and not self._repairs
-            self._truncated = self._truncated and not more
-            return Records(batch, more).encode()
+        if self._repairs and (batch := self._take(self._repairs)):
+            return Records(batch).encode()
+        if self._truncated:
+            self._truncated = False
+            if self._lacked < self._lacked_before:  # the other side takes what we send: go on at once
+                self._digest_at = self._now()
         return self._next_digest()
 
     def _next_digest(self) -> bytes | None:
         if self._now() < self._digest_at:
             return None
-        self.news = 0
+        self._lacked_before, self._lacked = self._lacked, 0.0
         self._digest_at = self._now() + self._timing.digest_interval * self._rng.uniform(0.75, 1.25)
         return Digest(self._store.digests.encode(COARSE if len(self._store) <= SMALL_STORE else FINE)).encode()
 

@@ -99,6 +99,7 @@ class LinkKeeper:
         """Dial, for ever. To be run as a task."""
         while True:
             self._changed.clear()
+            self._shed()
             for target in self._plan():
                 self._start_dial(target)
             try:
@@ -247,7 +248,7 @@ class LinkKeeper:
         if present is not None:
             present.abort("replaced by another link", code=CODE_DUPLICATE)
         self.links[link.peer] = link
-        self._shed()
+        self._changed.set()
         return True
 
     def _supersedes(self, new: Link, old: Link) -> bool:

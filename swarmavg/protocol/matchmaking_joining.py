@@ -165,7 +165,8 @@ class Joiner:
         core.move(Cause.PARTED, now, f"rejected by {peer.short}: {message.reason}")
         if message.code != "unknown":
             core.looking.refusals[peer] = f"refused: {message.reason}"
-            core.view.exclude(peer, f"refused: {message.reason}", until=now + core.request_timeout)
+            until, firm = now + core.request_timeout, message.code == "size"
+            core.view.exclude(peer, f"refused: {message.reason}", until=until, firm=firm)
 
     def on_released(self, peer: PeerId, message: Released, now: float) -> None:
         if self._match(peer, message.nonce) is None:

@@ -107,17 +107,16 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """You are not in my group. `code` is for programs: `REJECTIONS`."""
+    """You are not in my group. `code` is for programs.
+
+    ``incompatible``, ``client``, ``not-looking``, ``following``, ``full``, ``schedule``, ``size``, ``closing``: ask somebody
+    else. ``unknown``: the join is void, make a new one. Others, of later versions, are treated like the first ones.
+    """
 
     nonce: bytes
     code: str
     reason: str
     candidates: tuple[Candidate, ...] = ()
-
-
-REJECTIONS: Final = frozenset(
-    {"incompatible", "not-looking", "full", "following", "schedule", "unknown", "client", "size", "closing"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,11 +21,14 @@ MAX_KNOWN = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Why a peer is not reckoned with: until it shows a newer presence, or `until`; a silent one also until it is heard."""
+    """Why a peer is not reckoned with: until it shows a newer presence, or `until`."""
 
     reason: str
     until: float
     silent: bool
+    """Lifted also by any message of its own."""
+    firm: bool
+    """Lifted by time alone."""
 
 
 @dataclass(slots=True)
@@ -137,24 +140,27 @@ class View:
             known.began_at = now
         if new.attempt != old.attempt or new.incarnation != old.incarnation:
             known.misses = 0
-        known.presence, known.due_at, known.excluded = new, due_at, None
+        known.presence, known.due_at = new, due_at
+        if known.excluded is not None and not known.excluded.firm:
+            known.excluded = None
         return known
 
     # ---- setting aside
 
-    def exclude(self, peer: PeerId, reason: str, *, until: float = math.inf, silent: bool = False) -> None:
+    def exclude(self, peer: PeerId, reason: str, *, until: float = math.inf, silent: bool = False, firm: bool = False) -> None:
         known = self.peers.get(peer)
         if known is not None:
-            known.excluded = Exclusion(reason, until, silent)
+            known.excluded = Exclusion(reason, until, silent, firm)
 
     def is_excluded(self, peer: PeerId, now: float) -> bool:
         known = self.peers.get(peer)
         return known is not None and _excluded(known, now)
 
     def forgive(self) -> None:
-        """Give silent peers one more chance."""
+        """Give peers that were set aside one more chance."""
         for known in self.peers.values():
-            known.excluded = None
+            if known.excluded is not None and not known.excluded.firm:
+                known.excluded = None
 
     def next_pardon(self, now: float) -> float:
         """When the next exclusion ends by itself."""

@@ -221,13 +221,14 @@ class World:
 
     def _publish(self, actor: Actor, presence: Presence) -> None:
         actor.published = True
+        presence = decode_presence(presence.encode())
         for other in self.actors.values():
             if other is not actor:
                 self._show(actor, other, presence)
 
     def _show(self, owner: Actor, reader: Actor, presence: Presence) -> None:
         delay = self.directory_latency(owner.peer, reader.peer)
-        seen = PresenceSeen(owner.peer, decode_presence(presence.encode()), delay)
+        seen = PresenceSeen(owner.peer, presence, delay)
         self.at(self.now + delay, lambda: self.give(reader, seen))
 
     def _hide(self, actor: Actor) -> None:

@@ -27,7 +27,7 @@ class StreamTransport(ABC):
         self._closed = False
         self._dialled: dict[Connection, Address] = {}
         self._pool: dict[Address, list[Connection]] = {}
-        self._listeners: set[StreamListener] = set()
+        self._listeners: dict[StreamListener, None] = {}
         self._ledger = InboundLedger(context.limits)
 
     @property
@@ -45,8 +45,8 @@ class StreamTransport(ABC):
         self._check_usable(address, "listen on")
         listener = StreamListener(self._context, self._ledger, on_channel)
         unbind = await self._bind(address, listener)
-        listener.on_close(unbind, self._listeners.discard)
-        self._listeners.add(listener)
+        listener.on_close(unbind, self._forget)
+        self._listeners[listener] = None
         return listener
 
     async def dial(self, address: Address, *, purpose: str, expect: PeerId | None = None, timeout: float) -> FramedChannel:
@@ -65,9 +65,13 @@ class StreamTransport(ABC):
 
     async def aclose(self) -> None:
         self._closed = True
-        for listener in list(self._listeners):
+        listeners = list(self._listeners)
+        for listener in listeners:
+            await listener.stop_accepting()
+        accepted = [connection for listener in listeners for connection in listener.connections]
+        await close_connections([*self._dialled, *accepted], "the transport was closed")
+        for listener in listeners:
             await listener.aclose()
-        await close_connections(list(self._dialled), "the transport was closed")
 
     def cut(self) -> None:
         """Close every socket at once and say nothing, as when the process dies. For tests of those at the other end."""
@@ -142,6 +146,9 @@ class StreamTransport(ABC):
                 connection.stop_timer()
                 return connection
         return None
+
+    def _forget(self, listener: StreamListener) -> None:
+        self._listeners.pop(listener, None)
 
     def _check_usable(self, address: Address, what: str) -> None:
         if self._closed:

@@ -12,6 +12,7 @@ from swarmavg.identifiers import Address, PeerId
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.channel import FramedChannel
 from swarmavg.transport.connection import Connection
+from swarmavg.transport.framing import encode_error
 from swarmavg.transport.interface import OnChannel, TransportContext, TransportLimits
 
 CLOSE_SECONDS: Final = 1.2
@@ -29,6 +30,7 @@ class InboundLedger:
     def __init__(self, limits: TransportLimits) -> None:
         self._limits = limits
         self._channels: Counter[PeerId] = Counter()
+        self._connections: Counter[PeerId] = Counter()
         self.handshakes = asyncio.Semaphore(limits.handshakes)
 
     def refusal(self, peer: PeerId) -> tuple[str, str] | None:
@@ -44,9 +46,18 @@ class InboundLedger:
         self._channels[peer] += 1
 
     def remove(self, peer: PeerId) -> None:
-        self._channels[peer] -= 1
-        if not self._channels[peer]:
-            del self._channels[peer]
+        _decrement(self._channels, peer)
+
+    def connect(self, peer: PeerId) -> tuple[str, str] | None:
+        """Count a connection; why it may not stay, as code and reason. Idle ones are allowed as many again as channels."""
+        self._connections[peer] += 1
+        most = 2 * self._limits.channels_per_peer
+        if self._connections[peer] > most:
+            return "too-many-connections", f"{peer.short} has {most} connections already, the most allowed"
+        return None
+
+    def disconnect(self, peer: PeerId) -> None:
+        _decrement(self._connections, peer)
 
 
 class StreamListener:
@@ -59,8 +70,9 @@ class StreamListener:
         self._address: Address | None = None
         self._unbind: Unbind | None = None
         self._forget: Callable[[StreamListener], None] = lambda _: None
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # in order, so that simulations repeat
         self._greeting: set[Connection] = set()
+        self._greeted: dict[Connection, PeerId] = {}
         self._counted: set[Connection] = set()
         self._handlers: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Future[None] | None = None
@@ -81,19 +93,24 @@ class StreamListener:
             return
         self._closing = asyncio.get_running_loop().create_future()
         try:
-            if self._unbind is not None:
-                await self._unbind()
+            await self.stop_accepting()
             self._forget(self)
-            await close_connections(list(self._connections), "the listener was closed")
+            await close_connections(self.connections, "the listener was closed")
             await self._end_handlers()
         finally:
             self._closing.set_result(None)
 
-    # --- for the backend
+    # --- for the transport
 
     @property
     def connections(self) -> tuple[Connection, ...]:
+        """Every connection accepted here that is not gone yet."""
         return tuple(self._connections)
+
+    async def stop_accepting(self) -> None:
+        unbind, self._unbind = self._unbind, None
+        if unbind is not None:
+            await unbind()
 
     def bound_to(self, address: Address) -> None:
         self._address = address.with_peer(self._context.security.peer_id)
@@ -111,7 +128,7 @@ class StreamListener:
     def accept(self, where: str) -> Connection:
         """A protocol for one accepted stream."""
         connection = Connection(self, dials=False, where=where)
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._greeting.add(connection)
         seconds = self._context.limits.handshake_timeout
         connection.set_timer(seconds, f"{where} did not say who it is within {seconds:g} s")
@@ -127,7 +144,12 @@ class StreamListener:
     def greeted(self, connection: Connection, error: SwarmError | None) -> None:
         self._free_slot(connection)
         if error is None:
-            self._expect_use(connection)
+            self._greeted[connection] = peer = _peer_of(connection)
+            refusal = self._ledger.connect(peer)
+            if refusal is None:
+                self._expect_use(connection)
+            else:
+                connection.leave(encode_error(*refusal))
         elif self._closing is None:
             tell = log.warning if isinstance(error, AuthenticationError) else log.info
             tell("inbound connection failed", address=connection.where, cause=str(error))
@@ -146,7 +168,10 @@ class StreamListener:
     def lost(self, connection: Connection) -> None:
         self._uncount(connection)
         self._free_slot(connection)
-        self._connections.discard(connection)
+        peer = self._greeted.pop(connection, None)
+        if peer is not None:
+            self._ledger.disconnect(peer)
+        self._connections.pop(connection, None)
 
     # --- inside
 
@@ -206,6 +231,12 @@ async def close_connections(connections: Iterable[Connection], reason: str) -> N
             connection.cut()
         for connection in wired:
             await connection.finished.wait()
+
+
+def _decrement(counter: Counter[PeerId], peer: PeerId) -> None:
+    counter[peer] -= 1
+    if not counter[peer]:
+        del counter[peer]
 
 
 def _peer_of(connection: Connection) -> PeerId:

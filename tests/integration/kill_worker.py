@@ -30,7 +30,9 @@ async def main(index: int, token: str, bootstrap: str, *, dies: bool) -> None:
         tensor.fill_(float(index))
         async with swarmavg.Averager([tensor], peer=peer, prefix="again", target_group_size=3, min_group_size=3) as survivors:
             again = await survivors.step(gather=index, timeout=60)
-        print(json.dumps({"group": sorted(again.values()), "value": tensor[0].item(), "even": bool(tensor.eq(tensor[0]).all())}))
+        print(
+            json.dumps({"group": sorted(again.values()), "value": tensor[0].item(), "even": bool(tensor.eq(tensor[0]).all())})
+        )
 
 
 async def _die_in_mid_round(control: swarmavg.StepControl) -> None:

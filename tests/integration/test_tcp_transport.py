@@ -196,6 +196,24 @@ def test_strangers_beyond_the_limit_wait_in_the_backlog() -> None:
     no_complaints(program)
 
 
+def test_idle_connections_of_one_peer_are_limited() -> None:
+    async def program() -> None:
+        limits = TransportLimits(channels_per_peer=1)
+        async with listening(limits) as (listener, arrivals), contextlib.AsyncExitStack() as stack:
+            strangers = [await stack.enter_async_context(raw(listener)) for _ in range(3)]
+            for number, (reader, writer) in enumerate(strangers):
+                assert (await read_frame(reader))[0] == Kind.HELLO
+                writer.write(hello())
+                await _until(lambda number=number: _known_peers(listener) > number)  # type: ignore[misc]
+            kind, header = await read_frame(strangers[-1][0])
+            assert (kind, decode_error(header)[0]) == (Kind.ERROR, "too-many-connections")
+            strangers[0][1].write(encode_open("check"))
+            assert (await arrivals.get()).peer == STRANGER
+            await still_serves(listener, arrivals)
+
+    no_complaints(program)
+
+
 @pytest.mark.parametrize(
     ("greeting", "code"),
     [
@@ -310,6 +328,10 @@ async def _ignore(channel: Channel) -> None:
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110  (what it waits for has no event)
         await asyncio.sleep(0.001)
+
+
+def _known_peers(listener: Listener) -> int:
+    return sum(c.peer is not None for c in listener.connections)  # type: ignore[attr-defined]
 
 
 def _remote_port(listener: Listener) -> str:

@@ -120,7 +120,9 @@ def test_scheduled_time_delays_the_round_and_may_be_moved():
     run_virtual(main)
 
 
-@pytest.mark.parametrize("stage", [AveragingStage.LOOKING_FOR_GROUP, AveragingStage.AWAITING_TRIGGER, AveragingStage.RUNNING_ALLREDUCE])
+@pytest.mark.parametrize(
+    "stage", [AveragingStage.LOOKING_FOR_GROUP, AveragingStage.AWAITING_TRIGGER, AveragingStage.RUNNING_ALLREDUCE]
+)
 def test_a_step_cancelled_in_any_stage_changes_nothing_and_hangs_nobody(stage):
     async def main():
         each = [[torch.full((40_000,), float(value))] for value in range(3)]

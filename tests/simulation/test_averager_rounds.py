@@ -79,7 +79,8 @@ def test_a_group_of_auxiliaries_ends_at_once():
         async with SimulatedSwarm() as swarm:
             averagers = await swarm.averagers(each, roles=["auxiliary"] * 3, target_group_size=3)
             results = await swarm.step_all(averagers, gather=[1, {"a": 2}])
-            assert all(dict(result) == dict.fromkeys((a.peer_id for a in averagers), [1, {"a": 2}]) for result in results)
+            expected = {averager.peer_id: [1, {"a": 2}] for averager in averagers}
+            assert all(dict(result) == expected for result in results)
         assert all(identical(now, then) for now, then in zip(each, before, strict=True))
 
     run_virtual(main)

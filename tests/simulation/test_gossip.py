@@ -694,6 +694,20 @@ def test_a_flood_fills_only_its_own_quota() -> None:
     simulate(scenario)
 
 
+def test_what_quotas_refuse_is_not_offered_again_and_again() -> None:
+    async def scenario(world: World) -> None:
+        generous = GossipSettings(limits=StoreLimits(records_per_owner=2000, bytes_per_owner=2**22))
+        rich = await world.add(0, boot=(), settings=generous).start()
+        for number in range(1000):
+            await rich.publish(f"run.{number}", urgent=False)
+        poor = await world.add(1, settings=FLOODED).start()
+        await asyncio.sleep(20.0)
+        assert poor.directory.status()["over quota"] <= 512 * 20 / 1.5, "one bounded batch for each periodic comparison"
+        assert links(poor) == [rich.id]
+
+    simulate(scenario)
+
+
 def test_an_owner_over_its_quota_is_told_so() -> None:
     async def scenario(world: World) -> None:
         node = await world.add(0, settings=FLOODED).start()

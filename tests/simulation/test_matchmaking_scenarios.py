@@ -378,9 +378,9 @@ def test_eight_peers_in_pairs_with_two_bits_reach_the_mean(seed: int) -> None:
     assert set(values.values()) == {3.5}
 
 
-def test_a_hundred_peers_in_one_bucket_are_grouped() -> None:
+def test_sixty_four_peers_in_one_bucket_are_grouped() -> None:
     world = World(17)
-    actors = [world.add(target_group_size=8) for _ in range(100)]
+    actors = [world.add(target_group_size=8) for _ in range(64)]
     world.run(1.0)
     look_all(world, actors)
     world.run(12.0)

@@ -94,7 +94,8 @@ def test_a_contributor_that_breaks_the_protocol_is_dropped_and_nobody_else(heade
         async with SimulatedSwarm() as swarm:
             each, averagers, controls = await standing_round(swarm)
             offender = exchange_of(averagers[2])
-            (link,) = [link for position, link in offender._outgoing.items() if offender._peer(position) == averagers[0].peer_id]
+            link = offender._outgoing[offender.group.position(averagers[0].peer_id)]
+            assert link.channel is not None
             await link.channel.send(header, payload)
             controls[-1].allow_allreduce()
             honest = [await control for control in controls[:2]]
@@ -124,12 +125,12 @@ def test_messages_of_another_term_are_dropped():
     run_virtual(main)
 
 
-def test_a_member_whose_begin_was_lost_learns_of_the_group_from_the_first_contributor():
+def test_a_member_whose_begin_was_lost_learns_of_the_group_from_the_first_contributor(monkeypatch):
     async def main():
         async with SimulatedSwarm() as swarm:
             each = [[torch.full((500,), float(index))] for index in range(3)]
             averagers = await swarm.averagers(each, target_group_size=3)
-            lost = []
+            lost: list[object] = []
 
             def losing_the_first_begin(send):
                 def sent(peer, header, payload):
@@ -141,8 +142,9 @@ def test_a_member_whose_begin_was_lost_learns_of_the_group_from_the_first_contri
                 return sent
 
             for averager in averagers:
+                assert averager._matchmaker is not None
                 links = averager._matchmaker._links
-                links.send = losing_the_first_begin(links.send)
+                monkeypatch.setattr(links, "send", losing_the_first_begin(links.send))
             results = await swarm.step_all(averagers, timeout=4.0)
             assert len(lost) == 1
             assert {result.round_id for result in results} == {results[0].round_id}

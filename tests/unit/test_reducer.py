@@ -16,6 +16,9 @@ from swarmavg.reduction.reducer import RangeReducer
 from swarmavg.reduction.snapshot import Snapshot
 
 
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
 class Members:
     """Contributors at positions 0..n-1 and one reducer at position n, which contributes nothing."""
 
@@ -61,7 +64,11 @@ class Members:
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 5),
-    st.lists(st.tuples(st.integers(0, 150), st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.integers(0, 150), st.sampled_from(DTYPES)),
+        min_size=1,
+        max_size=5,
+    ),
     st.integers(0, 2**31),
     st.data(),
 )

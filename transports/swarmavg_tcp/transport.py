@@ -78,13 +78,18 @@ class TcpTransport(StreamTransport):
 
     async def _welcome(self, stream: socket.socket, where: str, listener: StreamListener) -> None:
         connection = listener.accept(where)
-        protocol = self._protocol(connection, self.context.security.server_context(), dials=False)
         try:
+            protocol = self._protocol(connection, self.context.security.server_context(), dials=False)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, stream)
-        except OSError as error:
-            log.debug("a connection died while it was accepted", address=where, cause=str(error))
+        except BaseException as error:
             stream.close()
             listener.lost(connection)
+            if not isinstance(error, Exception):
+                raise
+            if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+                log.debug("a connection died while it was accepted", address=where, cause=str(error))
+            else:  # whatever goes wrong with one connection, such as a certificate that cannot be made, must not end listening
+                log.exception("cannot serve a connection", address=where)
 
     def _protocol(self, connection: Connection, context: object | None, *, dials: bool) -> asyncio.BufferedProtocol:
         if context is None:
