@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{'TLS' if arguments.tls else 'plaintext'}, {'uvloop' if arguments.uvloop else 'asyncio'}")
     for row in rows:
         unit = f"{row['median']:9.4f} s   ({row['least']:.4f} - {row['most']:.4f})"
-        ratio = "" if row["name"].startswith("loop") else f"   {row['median'] / baseline:5.2f} x gloo"
+        ratio = "" if row["name"].startswith(("loop", "CPU")) else f"   {row['median'] / baseline:5.2f} x gloo"
         print(f"  {row['name']:28s} {unit}{ratio}")
     if arguments.json:
         report = {"machine": _machine(), "arguments": _plain(arguments), "rows": rows}
@@ -139,16 +139,21 @@ async def _measure(settings: dict[str, Any]) -> dict[str, list[float]]:
             (Path(settings["folder"]) / "address").write_text(peer.join_line)
         for number in range(settings["rounds"] + 1):
             mine.copy_(tensor)
+            cpu = time.process_time()
             seconds = await _timed(lambda: asyncio.to_thread(dist.all_reduce, mine))
             _keep(samples, "gloo all_reduce", seconds, number)
+            _keep(samples, "CPU of gloo, all threads", time.process_time() - cpu, number)
             expected = mine / peers
             mine.copy_(tensor)
-            with watch_callbacks() as blocking:
-                results: list[swarmavg.StepResult] = []
-                seconds = await _timed(partial(_step, averager, results))
-            _check(mine, expected, settings["compression"])
+            results: list[swarmavg.StepResult] = []
+            cpu = time.process_time()
+            seconds = await _timed(partial(_step, averager, results))
             _keep(samples, "await averager.step()", seconds, number)
+            _keep(samples, "CPU of step(), all threads", time.process_time() - cpu, number)
             _keep(samples, "of it, the all-reduce", results[0].allreduce_seconds, number)
+            _check(mine, expected, settings["compression"])
+            with watch_callbacks() as blocking:  # in a round of its own: watching costs time
+                await _timed(partial(_step, averager, results))
             _keep_blocking(samples, blocking, number)
         await asyncio.to_thread(dist.barrier)
     return samples

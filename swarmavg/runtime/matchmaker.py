@@ -179,8 +179,12 @@ class Matchmaker:
                 waiter.exception()  # it may come at the same moment as a cancellation, which goes first
 
     def round_state(self, *, bits: str) -> None:
-        """Show others other group bits: those for the step after the present round, or, when idle, for the next one."""
-        self._feed(BitsChanged(bits))
+        """Show others other group bits: those for the step after the present round, or, when idle, for the next one.
+
+        A search in progress keeps the bits that it was asked for; the next one brings its own.
+        """
+        if not self._machine.state.looks:
+            self._feed(BitsChanged(bits))
 
     def round_finished(self, *, bits: str, ok: bool, failed_members: Collection[PeerId] = ()) -> None:
         """The round of the group is over. After a failed one the survivors are waited for in the next search."""

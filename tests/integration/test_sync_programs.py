@@ -82,7 +82,7 @@ def test_ctrl_c_in_a_step_ends_the_program_and_the_group_is_told(style: str) -> 
         control.allow_allreduce()
         # Not "silent", "stalled" or "connection-lost": it has said that it leaves.
         assert left_out(control)[PeerId.parse(out.strip())].startswith(("cancelled", "refused"))
-        assert not tensor.any()
+        assert set(tensor.tolist()) <= {0.0, 0.5}  # what had arrived before the goodbye may count
 
 
 @pytest.mark.parametrize(

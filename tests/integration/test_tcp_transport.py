@@ -326,7 +326,7 @@ async def _ignore(channel: Channel) -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  (what it waits for has no event)
+    while not condition():
         await asyncio.sleep(0.001)
 
 

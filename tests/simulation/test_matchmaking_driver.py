@@ -14,7 +14,7 @@ from swarmavg.errors import ClosedError, MatchmakingError
 from swarmavg.peer import Peer
 from swarmavg.protocol.group import Group, Role
 from swarmavg.protocol.matchmaking import LookRequest
-from swarmavg.protocol.matchmaking_presence import MatchConfig
+from swarmavg.protocol.matchmaking_presence import MatchConfig, decode_presence
 from swarmavg.runtime.matchmaker import Matchmaker
 from swarmavg.testing.clock import run_virtual
 from swarmavg.testing.matchmaking_world import CONFIG, plan_of
@@ -181,6 +181,31 @@ def test_a_begin_that_reached_one_member_can_be_adopted_by_another() -> None:
                 assert maker.adopt(group.signed) == group
                 assert await searches[maker] == group
             await close(*makers)
+
+    run_virtual(main)
+
+
+def test_bits_set_while_idle_are_shown_and_while_searching_are_not() -> None:
+    async def main() -> None:
+        async with SimulatedSwarm() as swarm:
+            (maker,) = await started(swarm, 1)
+
+            async def shown() -> str:
+                await asyncio.sleep(0.1)
+                (record,) = await maker._hub.directory.fetch("run.match")
+                return decode_presence(record.value).bits
+
+            maker.round_state(bits="01")
+            assert await shown() == "01"
+            search = asyncio.create_task(maker.find_group(LookRequest(bits="10")))
+            await asyncio.sleep(0.1)
+            maker.round_state(bits="11")
+            assert await shown() == "10"
+            search.cancel()
+            await asyncio.gather(search, return_exceptions=True)
+            maker.round_state(bits="11")
+            assert await shown() == "11"
+            await close(maker)
 
     run_virtual(main)
 

@@ -6,14 +6,15 @@ import functools
 
 import pytest
 
-from swarmavg.identifiers import PeerId
-from swarmavg.protocol.group import Group, Role
-from swarmavg.protocol.matchmaking_events import BeginSeen, RoundFinished
-from swarmavg.protocol.matchmaking_messages import Begin
+from swarmavg.identifiers import GroupId, PeerId
+from swarmavg.protocol.group import Group, Member, Role
+from swarmavg.protocol.matchmaking_begin import sign_begin
+from swarmavg.protocol.matchmaking_events import BeginSeen, Cancel, RoundFinished
+from swarmavg.protocol.matchmaking_messages import Begin, Join
 from swarmavg.protocol.matchmaking_presence import MatchConfig
 from swarmavg.protocol.matchmaking_states import State
 from swarmavg.protocol.ordering import order_key
-from swarmavg.testing.matchmaking_world import CONFIG, Actor, World
+from swarmavg.testing.matchmaking_world import CONFIG, Actor, World, plan_of
 
 
 def look_all(world: World, actors: list[Actor], **request: object) -> None:
@@ -386,3 +387,36 @@ def test_sixty_four_peers_in_one_bucket_are_grouped() -> None:
     world.run(12.0)
     assert all(actor.groups for actor in actors)
     assert all(2 <= len(actor.group.members) <= 8 for actor in actors)
+
+
+def test_a_begin_that_names_an_earlier_join_is_refused() -> None:
+    world = World(18)
+    actors, _idle = [world.add(), world.add()], world.add()  # for whom the leader waits
+    leader, follower = sorted(actors, key=lambda actor: order_key("", actor.peer))
+    world.run(1.0)
+    world.look(leader, deadline=30.0)
+    world.run(1.5)
+    world.loses = lambda a, _b, _m: a == leader.peer  # so that the join stays unanswered
+    world.look(follower, deadline=30.0)
+    world.run(1.6)
+    world.give(follower, Cancel())
+    world.look(follower, deadline=30.0)
+    joins = [message for _, _, message in follower.sent if isinstance(message, Join)]
+    assert len({join.nonce for join in joins}) == 2
+    for join, obeyed in ((joins[0], False), (joins[-1], True)):
+        members = (
+            Member(peer_id=leader.peer, nonce=b"l" * 16, role=Role.NODE, bandwidth=None, gather=b""),
+            Member(peer_id=follower.peer, nonce=join.nonce, role=Role.NODE, bandwidth=None, gather=b""),
+        )
+        begin = sign_begin(
+            group_id=GroupId(join.nonce),
+            leader=leader.peer,
+            members=members,
+            bits="",
+            plan_hash=plan_of(members),
+            prefix="run",
+            config_hash=CONFIG.hash,
+            signer=leader.machine._core.signer,
+        )
+        world.give(follower, BeginSeen(begin.signed))
+        assert bool(follower.groups) is obeyed
