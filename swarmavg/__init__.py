@@ -5,6 +5,7 @@ The async API: `Peer`, `Averager`, `TrainingStateAverager`. For plain loops, the
 
 from importlib.metadata import version as _version
 
+from swarmavg import compression, sync
 from swarmavg.averager import Averager, AveragerOptions
 from swarmavg.control import AveragingStage, StepControl, StepResult
 from swarmavg.errors import (
@@ -52,5 +53,7 @@ __all__ = [
     "TrainingStateAverager",
     "TrainingStepResult",
     "TransportLimits",
+    "compression",
     "generate_token",
+    "sync",
 ]

@@ -9,13 +9,13 @@ import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, overload
 
 import torch
 
-from swarmavg.averaging_round import AveragingRound, RoundPlanner
+from swarmavg.averaging_round import AveragingRound, OwnFailureError, RoundPlanner
 from swarmavg.compression import NoCompression
 from swarmavg.compression.interface import Compression, TensorInfo, codec_per_tensor
 from swarmavg.config import AveragerConfig, check_group_bits, check_seconds
@@ -36,10 +36,9 @@ from swarmavg.runtime.gathering import check_gather
 from swarmavg.runtime.matchmaker import Matchmaker
 from swarmavg.runtime.round_desk import RoundDesk
 from swarmavg.telemetry.logs import get_logger
+from swarmavg.tensor_checks import check_infos, check_tensors
 
 _log = get_logger("swarmavg.averager")
-
-AVERAGED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 WINDOWS_WITHOUT_TIMEOUT = 3
 """With `timeout=None`, a step looks for a group for this many matchmaking windows."""
@@ -164,11 +163,12 @@ class Averager:
         if peer.client_mode and auxiliary:
             raise ValueError("auxiliary=True on a peer in client mode: an auxiliary peer must be reachable to reduce")
         self.peer = peer
-        self._tensors = tuple(_check_tensors(tensors))
-        self._infos = _check_infos(tensor_infos, self._tensors)
+        self._tensors = check_tensors(tensors)
+        self._infos = check_infos(tensor_infos, self._tensors)
         codec = compression if compression is not None else NoCompression()
         self._layout = Layout.of(self._infos, codec_per_tensor(codec, self._infos))
         self._part_size = part_size_bytes if part_size_bytes is not None else default_part_size(self._layout)
+        _check_part_size(min(self._part_size, self._layout.nbytes), peer.limits.message_bytes)
         self._planner = RoundPlanner(self._layout, self._part_size, min_vector_size)
         self._bits = initial_group_bits
         self._lock = asyncio.Lock()
@@ -179,6 +179,7 @@ class Averager:
         self._unserve: Callable[[], None] | None = None
         self._round: AveragingRound | None = None
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     # Life
 
@@ -186,10 +187,9 @@ class Averager:
         """Announce this averager. Returns at once if it runs already."""
         if self._closed:
             raise ClosedError(f"averager {self.prefix!r} is closed")
+        self.peer.check_running()
         if self._matchmaker is not None:
             return self
-        if not self.peer.running:
-            raise ClosedError(f"the peer of averager {self.prefix!r} is not running: start it first")
         config = self.config
         matchmaker = Matchmaker(
             self.peer,
@@ -228,27 +228,30 @@ class Averager:
     async def aclose(self) -> None:
         """Cancel pending steps, tell group mates, withdraw what was announced. Bounded by `shutdown_timeout`, never raises.
 
-        A second call does nothing.
+        A second call waits for the first. A call that is cancelled goes on in the background, to the same bound.
         """
-        if self._closed:
-            return
-        self._closed = True
-        self.peer.no_longer_closing_with(self)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.config.shutdown_timeout):
-                await self._wind_down()
+        if self._closing is None:
+            self._closed = True
+            if self._matchmaker is None or not self.peer.in_its_loop():
+                self.peer.no_longer_closing_with(self)
+                return
+            self._closing = asyncio.create_task(self._wind_down(), name=f"close-{self.prefix}")
+        await asyncio.wait([self._closing], timeout=self.config.shutdown_timeout)
 
     async def _wind_down(self) -> None:
-        steps = [task for task in self._steps if task is not asyncio.current_task()]
-        for task in steps:
-            task.cancel("the averager is closing")
-        await asyncio.gather(*steps, return_exceptions=True)
-        if self._round is not None:
-            await self._round.aclose()
-        if self._matchmaker is not None:
-            await self._matchmaker.aclose()
-        if self._unserve is not None:
-            self._unserve()
+        """Ends by itself, within two seconds after `shutdown_timeout` at most."""
+        steps = list(self._steps)
+        try:
+            for task in steps:
+                task.cancel("the averager is closing")
+            await asyncio.gather(*steps, return_exceptions=True)
+            assert self._round is not None
+            assert self._matchmaker is not None
+            await asyncio.gather(self._round.aclose(self.config.shutdown_timeout), self._matchmaker.aclose())
+        finally:
+            if self._unserve is not None:
+                self._unserve()
+            self.peer.no_longer_closing_with(self)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -380,7 +383,7 @@ class Averager:
         Raises:
             MatchmakingError: no group in time; the message says who was seen.
             AllreduceError: a group stood, but the average could not be had.
-            ClosedError: the averager is not running.
+            ClosedError: the averager is not running, or was closed during the step.
             ValueError, TypeError: bad arguments.
         After any exception the tensors hold what they held before.
         """
@@ -403,7 +406,7 @@ class Averager:
         if not wait:
             task.add_done_callback(_retrieve)
             return StepControl(state, task)
-        return await _join(task)
+        return await self._join(task)
 
     async def load_state(self, timeout: float | None = None) -> Any:
         """Not there yet: raises `NotImplementedError`."""
@@ -418,6 +421,7 @@ class Averager:
             raise ClosedError(f"averager {self.prefix!r} is closed")
         if self._matchmaker is None:
             raise ClosedError(f"averager {self.prefix!r} has not been started: use `async with` or await start()")
+        self.peer.check_running()
 
     def _on_member_lost(self, group_id: GroupId, peer: PeerId, reason: str) -> None:
         if self._desk is not None:
@@ -441,6 +445,24 @@ class Averager:
         finally:
             self._turn.release()
 
+    async def _join(self, task: asyncio.Task[StepResult]) -> StepResult:
+        """Await a step that this call owns: cancelling the call cancels the step.
+
+        A cancellation that arrives during the commit, which cannot be undone, lets the step finish and is then passed on.
+        """
+        caller = asyncio.current_task()
+        assert caller is not None
+        before = caller.cancelling()
+        try:
+            result = await task
+        except asyncio.CancelledError:
+            if self._closed and caller.cancelling() <= before:  # nobody has cancelled the caller
+                raise ClosedError(f"averager {self.prefix!r} was closed during the step") from None
+            raise
+        if caller.cancelling() > before:
+            raise asyncio.CancelledError
+        return result
+
     async def _attempts(self, state: StepState, gather: bytes, allow_retries: bool, *, bounded: bool) -> StepResult:
         assert self._matchmaker is not None
         assert self._round is not None
@@ -451,6 +473,7 @@ class Averager:
             earliest = max(loop.time(), state.scheduled_time or 0.0)
             search_until = earliest + WINDOWS_WITHOUT_TIMEOUT * self.config.min_matchmaking_time
         attempts = 0
+        failure: AllreduceError | None = None
         while True:
             attempts += 1
             self._check_running()
@@ -459,9 +482,12 @@ class Averager:
                 result, next_bits = await self._round.attempt(
                     state, self._matchmaker, bits=bits, gather=gather, search_until=search_until, attempts=attempts
                 )
+            except MatchmakingError as error:
+                raise error from failure  # what happened to the group before says more
             except AllreduceError as error:
-                if not allow_retries or loop.time() >= search_until:
+                if not allow_retries or isinstance(error, OwnFailureError) or loop.time() >= search_until:
                     raise
+                failure = error
                 _log.info("round failed, looking for another group", prefix=self.prefix, attempt=attempts, error=str(error))
                 continue
             if self._bits == bits:  # unless the user has set others meanwhile
@@ -490,70 +516,18 @@ class Averager:
         )
 
 
-async def _join(task: asyncio.Task[StepResult]) -> StepResult:
-    """Await a step that this call owns: cancelling the call cancels the step.
-
-    A cancellation that arrives during the commit, which cannot be undone, lets the step finish and is then passed on.
-    """
-    caller = asyncio.current_task()
-    assert caller is not None
-    before = caller.cancelling()
-    result = await task
-    if caller.cancelling() > before:
-        raise asyncio.CancelledError
-    return result
-
-
 def _retrieve(task: asyncio.Task[StepResult]) -> None:
-    """A step in the background that nobody awaits must not be reported as forgotten: its failure was logged."""
-    if not task.cancelled():
-        task.exception()
+    """The failure of a step in the background that nobody awaits is logged, instead of being reported as forgotten."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.info("step failed", step=task.get_name(), error=str(error))
 
 
-def _check_tensors(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        raise TypeError("tensors must be a sequence of tensors, got one tensor: write [tensor]")
-    checked = list(tensors)
-    storage: dict[tuple[int, int], int] = {}
-    for index, tensor in enumerate(checked):
-        name = f"tensors[{index}]"
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.grad_fn is not None:
-            raise ValueError(f"{name} has a grad_fn ({tensor.grad_fn}): only leaf tensors are averaged in place; detach it")
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{name} is on device {tensor.device}: tensors must be on the CPU")
-        if tensor.dtype not in AVERAGED_DTYPES:
-            raise ValueError(f"{name} has dtype {tensor.dtype}: only {', '.join(map(str, AVERAGED_DTYPES))} can be averaged")
-        if tensor.layout is not torch.strided:
-            raise ValueError(f"{name} has layout {tensor.layout}: only dense tensors can be averaged")
-        if tensor.numel() and _overlaps_itself(tensor):
-            raise ValueError(f"{name} is an expanded view (stride {tensor.stride()}): clone it, it cannot be written to")
-        key = (tensor.data_ptr(), tensor.numel())
-        if tensor.numel() and key in storage:
-            raise ValueError(f"{name} is the same memory as tensors[{storage[key]}]: list it once")
-        storage[key] = index
-    return checked
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def _check_infos(infos: Sequence[TensorInfo] | None, tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
-    if infos is None:
-        return tuple(TensorInfo.of(tensor, index) for index, tensor in enumerate(tensors))
-    given = tuple(infos)
-    if len(given) != len(tensors):
-        raise ValueError(f"tensor_infos must have one entry per tensor: got {len(given)} for {len(tensors)} tensors")
-    for index, (info, tensor) in enumerate(zip(given, tensors, strict=True)):
-        if not isinstance(info, TensorInfo):
-            raise TypeError(f"tensor_infos[{index}] must be a TensorInfo, got {info!r}")
-        if info.shape != tuple(tensor.shape) or info.dtype != tensor.dtype:
-            raise ValueError(
-                f"tensor_infos[{index}] says {info.shape} {info.dtype}, the tensor is {tuple(tensor.shape)} {tensor.dtype}"
-            )
-    return given
+def _check_part_size(size: int, limit: float) -> None:
+    if size > limit:
+        raise ValueError(
+            f"parts of {size} bytes exceed the peer's limit message_bytes={limit:g}: give a smaller part_size_bytes (the same "
+            "to all peers), or raise the limit"
+        )
 
 
 def _refuse_state_options(compression: object, sharing: object, period: object) -> None:

@@ -6,8 +6,9 @@ Internal to the averager, which decides about retries and holds the public API.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from swarmavg.identifiers import PeerId
 from swarmavg.planning.partition import Layout, Plan, make_plan
 from swarmavg.protocol.group import Group, Member
 from swarmavg.protocol.matchmaking_events import LookRequest
+from swarmavg.reduction.memory import plain_memory
 from swarmavg.reduction.reducer import RangeReducer
 from swarmavg.reduction.snapshot import Snapshot
 from swarmavg.runtime.channels import ChannelHub
@@ -30,6 +32,14 @@ from swarmavg.runtime.round_link import RoundTimes
 from swarmavg.telemetry.logs import get_logger
 
 _log = get_logger("swarmavg.round")
+
+
+LONGEST_LINGER = 10
+"""A member that keeps saying that it waits for results is served for so many times `reducer_timeout` at most."""
+
+
+class OwnFailureError(AllreduceError):
+    """The own tensors could not be read or written. Another group would not change that: it is not tried again."""
 
 
 class RoundPlanner:
@@ -124,9 +134,11 @@ class AveragingRound:
         _log_round(self._config.prefix, group, result)
         return result, next_bits
 
-    async def aclose(self) -> None:
-        """Let members that still wait for results have them, then end; the caller bounds the time."""
-        await asyncio.gather(*self._serving, return_exceptions=True)
+    async def aclose(self, patience: float) -> None:
+        """Let members that still wait for results have them, for at most `patience` seconds, then end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await asyncio.gather(*self._serving, return_exceptions=True)
 
     def _new_exchange(self, group: Group) -> Exchange:
         layout = self._planner.layout
@@ -155,7 +167,7 @@ class AveragingRound:
         """The spare accumulator if it is large enough, else new memory. Taken out of the spare while it is used."""
         spare, self._spare = self._spare, None
         if spare is None or spare.numel() < size:
-            return torch.empty(size, dtype=torch.uint8)
+            return plain_memory(size, torch.uint8)
         return spare
 
     async def _run(self, state: StepState, exchange: Exchange) -> None:
@@ -164,13 +176,15 @@ class AveragingRound:
         try:
             state.progress = lambda: exchange.ledger.progress
             await self._within_deadline(state, exchange)
-            await self._commit(exchange)
         except BaseException as error:
             why = "left the round" if isinstance(error, asyncio.CancelledError) else f"{type(error).__name__}"
             self._desk.close(group_id, f"the round is over: {why}")
             await exchange.abort(why)
             self._spare = exchange.accumulator
             raise
+        finally:
+            reached = exchange.ledger.progress
+            state.progress = lambda: reached  # a control that is kept keeps no memory of the round
         state.stage = AveragingStage.FINISHED
         task = asyncio.create_task(self._serve_out(exchange), name=f"round-serve-out-{group_id}")
         self._serving.add(task)
@@ -188,6 +202,7 @@ class AveragingRound:
                     await self._take_snapshot(exchange)
                     exchange.start(state.weight)
                     await exchange.results()
+                    await self._commit(exchange)
         except TimeoutError:
             reasons = {peer: str(exclusion) for peer, exclusion in exchange.excluded.items()}
             waiting = ", ".join(peer.short for peer in exchange.waiting_for()) or "nobody"
@@ -200,29 +215,29 @@ class AveragingRound:
         if not exchange.contributes:
             return
         async with self._lock:
-            if self._small:
-                self._snapshot.take(self._tensors)
-            else:
-                await offload(self._snapshot.take, self._tensors)
+            with _naming_own_failure("read"):
+                if self._small:
+                    self._snapshot.take(self._tensors)
+                else:
+                    await offload(self._snapshot.take, self._tensors)
 
     async def _commit(self, exchange: Exchange) -> None:
-        """Write what was averaged. Once it has begun, it ends: a cancellation that comes later comes too late."""
+        """Write what was averaged. Once it has begun, it ends: a cancellation or deadline that comes later comes too late."""
         parts = exchange.ledger.averaged_parts()
         if not parts:
             return
-        await self._lock.acquire()
-        try:
-            if self._small:
-                self._snapshot.commit(self._tensors, parts, self._config.averaging_alpha)
-            else:
-                with suppress(asyncio.CancelledError):
-                    await offload(self._snapshot.commit, self._tensors, parts, self._config.averaging_alpha)
-        finally:
-            self._lock.release()
+        alpha = self._config.averaging_alpha
+        async with self._lock:
+            with _naming_own_failure("written"):
+                if self._small:
+                    self._snapshot.commit(self._tensors, parts, alpha)
+                else:
+                    await _uninterrupted(offload(self._snapshot.commit, self._tensors, parts, alpha))
 
     async def _serve_out(self, exchange: Exchange) -> None:
+        """Members on slow links are served while they say that they wait; the silent ones are dropped by the exchange."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.reducer_patience):
+            async with asyncio.timeout(LONGEST_LINGER * self._config.reducer_patience):
                 await exchange.serve_out()
         self._desk.close(exchange.group.group_id, "the round is over")
         self._spare = exchange.accumulator
@@ -243,6 +258,23 @@ class AveragingRound:
             allreduce_seconds=allreduce,
             attempts=attempts,
         )
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end, whatever cancellations arrive meanwhile, and raise what it raised."""
+    task = asyncio.create_task(work, name="round-commit")
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    task.result()
+
+
+@contextmanager
+def _naming_own_failure(verb: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:  # what torch raises for tensors of another shape, or without memory
+        raise OwnFailureError(f"the own tensors could not be {verb}: {error}") from error
 
 
 async def _may_begin(state: StepState) -> None:

@@ -98,10 +98,18 @@ def check_number(name: str, value: object, *, least: float = -math.inf) -> float
     """A finite int or float, at least `least`. Raises `TypeError` or `ValueError` with name and value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value) or value < least:
+    if not _is_finite(value) or value < least:
         bound = f" and at least {least:g}" if least > -math.inf else ""
         raise ValueError(f"{name} must be finite{bound}, got {value!r}")
     return float(value)
+
+
+def _is_finite(value: float) -> bool:
+    """Also whether an int fits into a float."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def check_seconds(name: str, value: object, *, optional: bool = False, infinite: bool = False) -> None:
@@ -110,7 +118,7 @@ def check_seconds(name: str, value: object, *, optional: bool = False, infinite:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
-    if not value > 0 or (math.isinf(value) and not infinite):
+    if not value > 0 or not (_is_finite(value) or (infinite and value == math.inf)):
         raise ValueError(f"{name} must be a positive{'' if infinite else ', finite'} number of seconds, got {value!r}")
 
 

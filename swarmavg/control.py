@@ -130,7 +130,7 @@ class StepControl:
 
     @scheduled_time.setter
     def scheduled_time(self, moment: float | None) -> None:
-        checked = check_scheduled_time(moment, self._state.deadline, asyncio.get_running_loop().time())
+        checked = check_scheduled_time(moment, self._state.deadline, self._task.get_loop().time())
         if self._may_change("scheduled_time"):
             self._state.scheduled_time = checked
             self._state.schedule_changed.set()

@@ -33,6 +33,10 @@ TransportFactory: TypeAlias = Callable[[TransportContext], Transport]
 DirectoryFactory: TypeAlias = Callable[[PeerId], Directory]
 
 
+CLOSE_SECONDS = 5.0
+"""Bound on the close of one directory, listener or transport."""
+
+
 class Closable(Protocol):
     """Something that lives on a peer and is closed before it."""
 
@@ -110,35 +114,57 @@ class Peer:
         self._directory: Directory | None = None
         self._book: AddressWatch | GossipDirectory | None = None
         self._dependents: list[Closable] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._life = asyncio.Lock()
         self._running = False
         self._closed = False
+        self._stopped = False
+        self._closing: asyncio.Task[None] | None = None
 
     # Life
 
     async def start(self) -> Self:
         """Bind, announce, and begin to look for others in the background. Returns at once if it runs already."""
-        if self._closed:
-            raise ClosedError("this peer is closed")
-        if self._running:
+        if self._closed or self._running:
+            self.check_running()
             return self
-        try:
-            await self._start()
-        except BaseException:
-            await self._stop()
-            raise
-        self._running = True
+        async with self._life:
+            if self._closed or self._running:
+                self.check_running()
+                return self
+            self._loop = asyncio.get_running_loop()
+            try:
+                await self._start()
+            except BaseException:
+                await self._stop()
+                self._forget()
+                raise
+            self._running = True
         _log.info("peer started", peer=self.id, addresses=[str(address) for address in self.addresses])
         return self
 
     async def aclose(self) -> None:
-        """Close the averagers on this peer, say goodbye, close channels and listeners. Bounded; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        for dependent in reversed(self._dependents.copy()):
-            await dependent.aclose()
-        await self._stop()
-        self._running = False
+        """Close the averagers on this peer, say goodbye, close channels and listeners. Bounded; never raises.
+
+        A second call waits for the first. A call that is cancelled goes on in the background.
+        """
+        if self._closing is None:
+            self._closed = True
+            if self._loop is None or not self.in_its_loop():
+                self._close_identity()  # never started, or its event loop has ended and taken everything else along
+                return
+            self._closing = asyncio.create_task(self._close(), name="peer-close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        async with self._life:
+            dependents = [dependent.aclose() for dependent in reversed(self._dependents)]
+            for outcome in await asyncio.gather(*dependents, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    _log.warning("an object on this peer could not be closed", peer=self.id, error=repr(outcome))
+            await self._stop()
+            self._stopped = True
+            self._running = False
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -153,6 +179,23 @@ class Peer:
     @property
     def running(self) -> bool:
         return self._running and not self._closed
+
+    def check_running(self) -> None:
+        """Raise `ClosedError` unless this peer runs, in the event loop of the caller."""
+        if self._closed:
+            raise ClosedError("this peer is closed")
+        if not self._running:
+            raise ClosedError("this peer is not running: start it first")
+        if not self.in_its_loop():
+            raise ClosedError("this peer was started in another event loop: start and use it within one")
+
+    def in_its_loop(self) -> bool:
+        """Whether the caller runs in the event loop in which this peer was started."""
+        return asyncio.get_running_loop() is self._loop
+
+    @property
+    def limits(self) -> TransportLimits:
+        return self._limits
 
     @property
     def client_mode(self) -> bool:
@@ -178,6 +221,13 @@ class Peer:
         if self._security is None:
             raise ClosedError("this peer has not been started")
         return self._security.swarm_id
+
+    @property
+    def accepted_swarm_ids(self) -> tuple[bytes, ...]:
+        """`swarm_id`, and that of the second token while the swarm changes its token."""
+        if self._security is None:
+            raise ClosedError("this peer has not been started")
+        return self._security.accepted_swarm_ids
 
     @property
     def directory(self) -> Directory:
@@ -226,7 +276,7 @@ class Peer:
     async def open_channel(self, peer: PeerId, purpose: str, *, timeout: float) -> Channel:
         """Open a channel to a peer at its known addresses in turn. Raises `DialError` kinds, within `timeout` seconds."""
         check_seconds("timeout", timeout)
-        if self._book is None or self._closed:
+        if self._book is None or self._stopped:
             raise ClosedError("this peer is not running")
         addresses = self._book.addresses_of(peer)
         if not addresses:
@@ -244,7 +294,8 @@ class Peer:
                 failures.append(error)
         if len(failures) == 1:
             raise failures[0]
-        raise PeerUnreachableError(f"peer {peer.short}: " + "; ".join(map(str, failures))) from failures[-1]
+        reasons = "; ".join(map(str, failures)) or f"no time is left to dial in timeout={timeout!r}"
+        raise PeerUnreachableError(f"peer {peer.short}: {reasons}")
 
     async def dial_address(self, address: Address, purpose: str, timeout: float) -> Channel:
         """Open a channel to whoever listens at an address; with a peer id in it, only to that peer."""
@@ -301,14 +352,22 @@ class Peer:
             await self._book.start()
 
     async def _stop(self) -> None:
+        """Close all that was opened, one kind after another; what fails to close holds up nothing else."""
         if isinstance(self._book, AddressWatch):
-            await self._book.aclose()
-        if self._directory is not None:
-            await self._directory.aclose()
-        await asyncio.gather(*(listener.aclose() for listener in self._listeners), return_exceptions=True)
-        await asyncio.gather(*(transport.aclose() for transport in self._transports.values()), return_exceptions=True)
+            await _closed([self._book])
+        await _closed([self._directory] if self._directory is not None else [])
+        await _closed(self._listeners)
+        await _closed(list(self._transports.values()))
+        self._close_identity()
+
+    def _close_identity(self) -> None:
         if self._identity is not None and self._identity is not self._identity_source:
             self._identity.close()
+
+    def _forget(self) -> None:
+        """After a start that failed: the next one begins afresh."""
+        self._identity = self._security = self._directory = self._book = self._loop = None
+        self._transports, self._listeners, self._own_addresses = {}, [], []
 
     def _transport(self, scheme: str) -> Transport:
         """The transport of a scheme, made when it is first needed."""
@@ -345,6 +404,19 @@ class Peer:
             for address in addresses:
                 if not address.is_loopback:
                     raise TokenError(missing_token_message(f"{name}={str(address)!r}"))
+
+
+async def _closed(closables: Sequence[Closable]) -> None:
+    """Close them side by side, within a bound. Back ends are not ours: what they raise is logged."""
+
+    async def close(closable: Closable) -> None:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await closable.aclose()
+
+    outcomes = await asyncio.gather(*map(close, closables), return_exceptions=True)
+    for closable, outcome in zip(closables, outcomes, strict=True):
+        if isinstance(outcome, Exception):
+            _log.warning("could not be closed", what=type(closable).__name__, error=repr(outcome))
 
 
 def _addresses(name: str, given: Sequence[str | Address]) -> tuple[Address, ...]:

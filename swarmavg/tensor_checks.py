@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -51,7 +50,7 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{name} has dtype {tensor.dtype}: only {', '.join(map(str, AVERAGED_DTYPES))} can be averaged")
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} has layout {tensor.layout}: only dense tensors can be averaged")
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)) and tensor.numel():
+    if tensor.numel() and _overlaps_itself(tensor):
         raise ValueError(f"{name} is an expanded view (stride {tensor.stride()}): clone it, it cannot be written to")
 
 
@@ -76,30 +75,35 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _check_cluster(tensors: Sequence[torch.Tensor], indices: Sequence[int]) -> None:
-    """Tensors whose extents overlap may still be disjoint, as columns of a matrix are: mark every byte and count."""
-    if all(tensors[index].is_contiguous() for index in indices) and len(indices) < 2:  # noqa: PLR2004
+    """Tensors whose extents overlap may still be disjoint, as columns of a matrix are: mark the bytes of each."""
+    if len(indices) <= 1:
         return
     start = min(_extent(tensors[index])[0] for index in indices)
     marks = torch.zeros(max(_extent(tensors[index])[1] for index in indices) - start, dtype=torch.bool, device="cpu")
-    for index in indices:
-        tensor = tensors[index]
-        width = tensor.element_size()
-        strides = [stride * width for stride in tensor.stride()]
-        bytes_of_it = marks.as_strided((*tensor.shape, width), (*strides, 1), tensor.data_ptr() - start)
-        if bytes_of_it.any():
-            other = _overlapping(tensors, indices, index)
-            raise ValueError(f"tensors[{index}] shares memory with tensors[{other}]: list every element once")
-        bytes_of_it.fill_(True)  # noqa: FBT003
-        if int(marks.as_strided(marks.shape, (1,), 0).count_nonzero()) != _bytes_up_to(tensors, indices, index):
-            raise ValueError(f"tensors[{index}] overlaps itself (stride {tensor.stride()}): clone it, it cannot be written to")
+    for index in sorted(indices):
+        own_bytes = _mark(marks, tensors[index], start)
+        if own_bytes.any():
+            raise ValueError(f"tensors[{index}] shares memory with tensors listed before it: list every element once")
+        own_bytes.fill_(value=True)
 
 
-def _bytes_up_to(tensors: Sequence[torch.Tensor], indices: Iterable[int], last: int) -> int:
-    listed = itertools.chain(itertools.takewhile(lambda index: index != last, indices), [last])
-    return sum(tensors[index].numel() * tensors[index].element_size() for index in listed)
+def _mark(marks: torch.Tensor, tensor: torch.Tensor, start: int) -> torch.Tensor:
+    """The bytes of a tensor, in a map of the memory from address `start` on."""
+    width = tensor.element_size()
+    strides = [stride * width for stride in tensor.stride()]
+    return marks.as_strided((*tensor.shape, width), (*strides, 1), tensor.data_ptr() - start)
 
 
-def _overlapping(tensors: Sequence[torch.Tensor], indices: Sequence[int], index: int) -> int:
-    """The first listed before `index` whose extent meets its own: for the message."""
-    first, last = _extent(tensors[index])
-    return next(other for other in indices if _extent(tensors[other])[0] < last and _extent(tensors[other])[1] > first)
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two indices are one element, as in expanded and unfolded views."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1):
+        if stride <= reach:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False  # each dimension steps over all smaller ones: the usual case, known without looking at every element
+    first, last = _extent(tensor)
+    marks = torch.zeros(last - first, dtype=torch.bool, device="cpu")
+    _mark(marks, tensor, first).fill_(value=True)
+    return int(marks.count_nonzero()) != tensor.numel() * tensor.element_size()

@@ -9,7 +9,7 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  #
 
 
 class Command(Protocol):
-    """A subcommand. Heavy imports belong inside `run`: ``swarmavg --help`` must not wait for torch."""
+    """A subcommand. Imports that only it needs belong inside `run`."""
 
     def add_parser(self, subparsers: Subparsers) -> argparse.ArgumentParser:
         """Add the parser of this command, with its arguments, and return it."""

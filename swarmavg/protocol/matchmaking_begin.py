@@ -31,6 +31,8 @@ class Signer:
     public_key: bytes
     """DER SubjectPublicKeyInfo of the own key."""
     swarm_id: bytes
+    accepted_swarm_ids: tuple[bytes, ...]
+    """Begins signed for these are obeyed: `swarm_id`, and a second one while the swarm changes its token."""
     sign: Callable[[bytes], bytes]
     verify: Verify
 
@@ -81,7 +83,7 @@ def read_begin(signed: bytes, *, prefix: str, config_hash: bytes, signer: Signer
         raise RemoteProtocolError(f"malformed begin: {error!r}") from None
     if PeerId.from_public_key(public_key) != group.leader:
         raise RemoteProtocolError(f"begin of {group.leader}: the key in it is another peer's")
-    if not signer.verify(public_key, signature, _to_sign(signer.swarm_id, content)):
+    if not any(signer.verify(public_key, signature, _to_sign(swarm_id, content)) for swarm_id in signer.accepted_swarm_ids):
         raise RemoteProtocolError(f"begin of {group.leader}: the signature does not fit")
     if run != (prefix, config_hash):
         raise RemoteProtocolError(f"begin of {group.leader}: it belongs to another run or configuration ({run[0]!r})")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from swarmavg.planning.partition import Layout, Part
+from swarmavg.reduction.memory import plain_memory
 
 
 class Snapshot:
@@ -28,7 +29,7 @@ class Snapshot:
         """Copy the tensors in."""
         self._check(tensors)
         if not self._flat:
-            self._flat = [torch.empty(run.stop - run.start, dtype=run.dtype) for run in self._layout.runs]
+            self._flat = [plain_memory(run.stop - run.start, run.dtype) for run in self._layout.runs]
         for run, flat in zip(self._layout.runs, self._flat, strict=True):
             for index, offset in zip(run.tensors, run.offsets, strict=True):
                 source = tensors[index].detach()

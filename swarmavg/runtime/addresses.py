@@ -16,6 +16,7 @@ _log = get_logger("swarmavg.peer")
 
 ANNOUNCE_TTL = 60.0
 ANNOUNCE_INTERVAL = 20.0
+RETRY_SECONDS = 1.0
 WILDCARDS = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104  (compared with, not bound)
 _FAR_AWAY = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # documentation addresses: nothing is sent
 
@@ -74,6 +75,16 @@ class AddressWatch:
         await self._directory.publish(PEERS_TOPIC, self._announcement.encode(), ttl=ANNOUNCE_TTL, urgent=True)
 
     async def _follow(self) -> None:
+        while True:
+            try:
+                await self._watch()
+            except ClosedError:
+                return
+            except DirectoryError as error:
+                _log.warning("the addresses of others could not be followed, trying again", error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _watch(self) -> None:
         async with self._directory.watch(PEERS_TOPIC) as changes:
             async for change in changes:
                 if change.record is None:

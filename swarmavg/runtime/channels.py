@@ -24,6 +24,10 @@ class ChannelHub(Protocol):
     def swarm_id(self) -> bytes: ...
 
     @property
+    def accepted_swarm_ids(self) -> tuple[bytes, ...]:
+        """The swarm ids that others may act under: `swarm_id`, and a second one while the swarm changes its token."""
+
+    @property
     def directory(self) -> Directory: ...
 
     @property

@@ -14,7 +14,7 @@ from swarmavg.protocol.round_messages import (
     RoundStart,
     decode_round_message,
 )
-from swarmavg.runtime.round_link import Link, naming_failures
+from swarmavg.runtime.round_link import Link, naming_failures, send_payload
 from swarmavg.transport.interface import END, Channel
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class ContributorLink(Link):
     async def run(self) -> None:
         with naming_failures():
             channel = await self._dial()
+        self.check_given_up(channel)
         await self.converse(channel, self._send(channel), self._receive(channel))
 
     async def _dial(self) -> Channel:
@@ -56,7 +57,7 @@ class ContributorLink(Link):
 
     async def _send(self, channel: Channel) -> None:
         exchange, ledger = self._exchange, self._exchange.ledger
-        await channel.send(self._hello().encode(), exchange.group.signed)
+        await send_payload(channel, self._hello().encode(), exchange.group.signed)
         while exchange.weight is None:
             await self._beat_or_wait(channel, waiting_for=(exchange.position,))
         await channel.send(RoundStart(term=exchange.term, weight=exchange.weight).encode())
@@ -66,7 +67,7 @@ class ContributorLink(Link):
                 self._begun = part.index + 1
                 payload = exchange.encoded(part)
                 exchange.bytes_sent += payload.nbytes
-                await channel.send(RoundPart(term=exchange.term, index=part.index).encode(), payload)
+                await send_payload(channel, RoundPart(term=exchange.term, index=part.index).encode(), payload)
         self._begun = len(self._parts)
         while not ledger.complete(self._reducer):
             await self._beat_or_wait(channel, waiting_for=())

@@ -18,6 +18,7 @@ from swarmavg.planning.partition import Layout, Part, Plan
 from swarmavg.protocol.group import Group
 from swarmavg.protocol.outcome import Exclusion, ExclusionCode, Ledger
 from swarmavg.protocol.round_messages import RoundHello
+from swarmavg.reduction.memory import plain_memory
 from swarmavg.reduction.reducer import RangeReducer
 from swarmavg.reduction.snapshot import Snapshot
 from swarmavg.runtime.channels import ChannelHub
@@ -87,7 +88,7 @@ class Exchange:
 
     def new_scratch(self) -> memoryview:
         """Memory for one received payload, aligned for every dtype."""
-        return torch.empty(self.largest_payload, dtype=torch.uint8).numpy().data
+        return plain_memory(self.largest_payload, torch.uint8).numpy().data
 
     def accept_result(self, reducer: int, contributors: int, payload: memoryview) -> None:
         """Write the result of the lowest missing part of a range into the snapshot. Raises `RemoteProtocolError`."""
@@ -273,6 +274,8 @@ class Exchange:
         return not self._awaited and self._served.issuperset(self._incoming)
 
     def _refusal(self, peer: PeerId, hello: RoundHello) -> str | None:
+        if self._left:
+            return "the round is over"
         if peer not in self.group:
             return "you are not a member of this group"
         contributor = self.group.position(peer)

@@ -20,8 +20,10 @@ def check_gather(value: Any) -> bytes:
     """Pack a value. Raises `TypeError` for what msgpack cannot hold and `ValueError` for what is too large or too deep."""
     try:
         packed = pack(value)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"gather={value!r:.200} cannot be packed: {error}") from None
+    except TypeError as error:
+        raise TypeError(f"gather={value!r:.200} cannot be packed: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"gather={value!r:.200} cannot be packed: {error}") from None
     if len(packed) > MAX_GATHER_BYTES:
         raise ValueError(f"gather packs to {len(packed)} bytes, at most {MAX_GATHER_BYTES} are allowed: {value!r:.200}")
     try:

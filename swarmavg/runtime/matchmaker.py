@@ -92,7 +92,13 @@ class Matchmaker:
             request_timeout=request_timeout,
             window=window,
         )
-        signer = Signer(public_key=hub.public_key, swarm_id=hub.swarm_id, sign=hub.sign, verify=verify_signature)
+        signer = Signer(
+            public_key=hub.public_key,
+            swarm_id=hub.swarm_id,
+            accepted_swarm_ids=hub.accepted_swarm_ids,
+            sign=hub.sign,
+            verify=verify_signature,
+        )
         self._hub = hub
         self._topic = f"{prefix}.match"
         self._machine = Matchmaking(hub.id, settings, signer=signer, plan_hash=plan_hash, rng=rng, bits=bits)

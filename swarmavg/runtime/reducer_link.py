@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from swarmavg.errors import RemoteProtocolError
 from swarmavg.protocol.round_messages import RoundBeat, RoundPart, RoundResult, RoundStart, decode_round_message
-from swarmavg.runtime.round_link import Link
+from swarmavg.runtime.round_link import Link, send_payload
 from swarmavg.transport.interface import END, Channel
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ReducerLink(Link):
             self._exchange.bytes_sent += result.payload.nbytes
             header = RoundResult(term=term, index=index, contributors=result.contributors).encode()
             if result.payload.nbytes:
-                await channel.send(header, result.payload)
+                await send_payload(channel, header, result.payload)
             else:
                 await channel.send(header)
         await channel.end()

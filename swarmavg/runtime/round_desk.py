@@ -31,11 +31,15 @@ class RoundDesk:
         self._patience = patience
         self._exchanges: dict[GroupId, Exchange] = {}
         self._over: OrderedDict[GroupId, str] = OrderedDict()
+        self._left_early: OrderedDict[GroupId, dict[PeerId, str]] = OrderedDict()
         self._news = asyncio.Event()
 
     def open(self, exchange: Exchange) -> None:
         """Channels of this exchange's group are now handed to it."""
-        self._exchanges[exchange.group.group_id] = exchange
+        group_id = exchange.group.group_id
+        self._exchanges[group_id] = exchange
+        for peer, reason in self._left_early.pop(group_id, {}).items():
+            exchange.member_left(peer, reason)
         self._news.set()
         self._news = asyncio.Event()
 
@@ -49,10 +53,14 @@ class RoundDesk:
         self._news = asyncio.Event()
 
     def member_left(self, group_id: GroupId, peer: PeerId, reason: str) -> None:
-        """A member of a group has said that it takes no part in the round."""
+        """A member of a group has said that it takes no part in the round, which may be about to be opened here."""
         exchange = self._exchanges.get(group_id)
         if exchange is not None:
             exchange.member_left(peer, reason)
+        elif group_id not in self._over:
+            self._left_early.setdefault(group_id, {})[peer] = reason
+            while len(self._left_early) > REMEMBERED_ROUNDS:
+                self._left_early.popitem(last=False)
 
     async def handle(self, channel: Channel) -> None:
         """Handler of the purpose under which contributors open channels."""

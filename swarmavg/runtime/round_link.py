@@ -19,7 +19,11 @@ from swarmavg.errors import (
     RemoteProtocolError,
 )
 from swarmavg.protocol.outcome import ExclusionCode
-from swarmavg.transport.interface import Channel
+from swarmavg.transport.interface import Buffer, Channel
+
+SHORTEST_BEAT = 0.001
+LONGEST_BEAT = 0.5
+"""Seconds. Members need not have the same timeouts: whoever waits at least 2 s hears the others four times meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +39,8 @@ class RoundTimes:
 
     @property
     def beat(self) -> float:
-        """Heartbeats go out this often: four fit into the shorter patience."""
-        return min(self.sender, self.reducer) / 4
+        """Heartbeats go out this often: four fit into the shorter patience, and into that of less patient members."""
+        return min(max(min(self.sender, self.reducer) / 4, SHORTEST_BEAT), LONGEST_BEAT)
 
 
 class LinkFailedError(Exception):
@@ -84,6 +88,12 @@ class Link:
         if self.channel is not None:
             self.channel.abort(f"{code.value}: {detail}")
 
+    def check_given_up(self, channel: Channel) -> None:
+        """Raise if the link was given up before it had this channel."""
+        if self._failure is not None:
+            channel.abort("left the round")
+            raise self._failure
+
     async def converse(self, channel: Channel, send: Coroutine[Any, Any, None], receive: Coroutine[Any, Any, None]) -> None:
         """Run both directions to their clean end, or raise `LinkFailedError`; the channel is gone afterwards."""
         self.channel = channel
@@ -101,6 +111,14 @@ class Link:
             if not clean:
                 channel.abort("left the round")
         await channel.aclose()
+
+
+async def send_payload(channel: Channel, header: bytes, payload: Buffer) -> None:
+    """Send it; a payload larger than the other side's limit is a refusal of theirs."""
+    try:
+        await channel.send(header, payload)
+    except ValueError as error:
+        raise ChannelRefusedError("too-large", str(error)) from error
 
 
 @contextmanager

@@ -56,6 +56,10 @@ class Peer(Resident[core.Peer]):
         return self._core.running
 
     @property
+    def limits(self) -> TransportLimits:
+        return self._core.limits
+
+    @property
     def client_mode(self) -> bool:
         return self._core.client_mode
 
@@ -70,6 +74,10 @@ class Peer(Resident[core.Peer]):
     @property
     def swarm_id(self) -> bytes:
         return self._core.swarm_id
+
+    @property
+    def accepted_swarm_ids(self) -> tuple[bytes, ...]:
+        return self._core.accepted_swarm_ids
 
     @property
     def addresses(self) -> list[Address]:

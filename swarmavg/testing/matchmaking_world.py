@@ -53,6 +53,7 @@ def fake_signer(name: bytes) -> Signer:
     return Signer(
         public_key=name,
         swarm_id=b"s" * 32,
+        accepted_swarm_ids=(b"s" * 32,),
         sign=lambda data: make(name, data),
         verify=lambda public_key, signature, data: signature == make(public_key, data),
     )

@@ -189,3 +189,22 @@ def test_importing_and_starting_are_quiet_and_quick_to_import():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_swarm_that_changes_its_token_averages_across_the_change():
+    old, new = swarmavg.generate_token(), swarmavg.generate_token()
+
+    async def main():
+        tensors = [torch.full((1000,), float(index)) for index in range(2)]
+        options = {"prefix": "run", "target_group_size": 2}
+        async with (
+            Peer(listen=LOOPBACK, token=[old, new]) as first,
+            Peer(listen=LOOPBACK, token=[new, old], bootstrap=[first.join_line]) as second,
+            Averager([tensors[0]], peer=first, **options) as one,
+            Averager([tensors[1]], peer=second, **options) as two,
+        ):
+            results = await asyncio.gather(one.step(timeout=30), two.step(timeout=30))
+            assert [result.group_size for result in results] == [2, 2]
+        assert all(tensor.eq(0.5).all() for tensor in tensors)
+
+    asyncio.run(main())

@@ -243,7 +243,7 @@ def test_no_byte_of_a_begin_can_be_changed(position: int, change: int) -> None:
         ({"signer": fake_signer(b"mallory")}, {}, "another peer's"),
         ({"prefix": "walk"}, {}, "another run or configuration"),
         ({"config_hash": b"d" * 32}, {}, "another run or configuration"),
-        ({}, {"signer": replace(fake_signer(b"reader"), swarm_id=b"t" * 32)}, "signature does not fit"),
+        ({}, {"signer": replace(fake_signer(b"reader"), accepted_swarm_ids=(b"t" * 32,))}, "signature does not fit"),
         ({"members": ()}, {}, "members must be a list"),
         ({"members": a_begin().members + a_begin().members[:1]}, {}, "appears twice"),
         ({"members": a_begin().members[:1]}, {}, "not a member that can lead"),

@@ -22,9 +22,11 @@ PAIRS = [
 
 HUB = {  # through which averagers open channels; they use the async peer
     "accepts_channels",
+    "check_running",
     "closing_with",
     "dial_address",
     "directory",
+    "in_its_loop",
     "no_longer_closing_with",
     "open_channel",
     "own_addresses",

@@ -1,0 +1,631 @@
+"""Averagers under abuse: random faults against an oracle, closing and cancelling at the worst moments, hostile settings."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import threading
+import weakref
+
+import pytest
+import torch
+
+from swarmavg import (
+    AllreduceError,
+    Averager,
+    AveragingStage,
+    ClosedError,
+    ExclusionCode,
+    MatchmakingError,
+    Peer,
+    SwarmError,
+)
+from swarmavg.errors import ListenError
+from swarmavg.reduction.snapshot import Snapshot
+from swarmavg.testing.clock import run_virtual
+from swarmavg.testing.network import SimulatedSwarm
+from swarmavg.transport.interface import TransportLimits
+from swarmavg.transport.memory import MemoryNetwork
+
+GRACE = 0.3
+"""Virtual seconds beyond its timeout that a step may take to end."""
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+async def until(condition):
+    """Wait, in small virtual steps, until something holds; a test that waits for ever fails by its time limit."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
+
+
+# ---- random faults, checked against what the event log says
+
+
+class Abused:
+    """One averager and a user that steps it in all ways; what happened is kept for the oracle."""
+
+    def __init__(self, averager, tensors, rng, log):
+        self.averager, self.tensors, self.rng, self.log = averager, tensors, rng, log
+
+    async def live(self, steps):
+        for number in range(steps):
+            if self.averager.peer.running:
+                await self.one_step(number)
+            await asyncio.sleep(self.rng.choice([0, self.rng.random()]))
+
+    async def one_step(self, number):
+        for tensor in self.tensors:
+            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(self.rng.randrange(1 << 30))))
+        before = [tensor.clone() for tensor in self.tensors]
+        auxiliary = self.averager.config.auxiliary
+        weight = 0.0 if auxiliary else self.rng.choice([1.0, 0.0, 2.5, 1e-3, 1e18])
+        self.log.inputs[self.averager.peer_id, number] = (weight, flat(before))
+        timeout = self.rng.choice([3.0, 8.0, 20.0])
+        how = self.rng.choice([self.plainly, self.cancelling, self.with_a_timeout, self.triggering, self.holding])
+        began = now()
+        ended = []
+        try:
+            control = await self.averager.step(
+                gather=number,
+                weight=None if auxiliary else weight,
+                timeout=timeout,
+                allow_retries=self.rng.random() < 0.7,
+                require_trigger=how == self.triggering,
+                wait=False,
+            )
+            control._task.add_done_callback(lambda _: ended.append(now() - began))
+            result = await how(control, timeout)
+        except (SwarmError, TimeoutError, asyncio.CancelledError):
+            control.cancel()
+            await until(control.done)
+            if control.cancelled() or control._task.exception() is not None:
+                assert all(torch.equal(a, b) for a, b in zip(before, self.tensors, strict=True))
+        else:
+            self.log.results.append((number, result, before, [tensor.clone() for tensor in self.tensors], auxiliary))
+        await until(lambda: ended)
+        assert ended[0] <= timeout + GRACE
+
+    async def plainly(self, control, timeout):
+        del timeout
+        return await control
+
+    async def cancelling(self, control, timeout):
+        for _ in range(self.rng.randint(1, 3)):
+            await asyncio.sleep(self.rng.choice([0.0, self.rng.random() * 0.2, self.rng.random() * timeout / 3]))
+            control.cancel()
+        return await control
+
+    async def with_a_timeout(self, control, timeout):
+        async with asyncio.timeout(self.rng.random() * timeout):
+            return await control
+
+    async def triggering(self, control, timeout):
+        await asyncio.sleep(self.rng.random() * timeout * 1.1)
+        control.allow_allreduce()
+        return await control
+
+    async def holding(self, control, timeout):
+        await asyncio.sleep(self.rng.random())
+        async with self.averager.get_tensors():
+            await asyncio.sleep(self.rng.random() * timeout * 1.2)
+        return await control
+
+
+class EventLog:
+    """What every step began with and ended with. The oracle knows nothing else."""
+
+    def __init__(self):
+        self.inputs = {}
+        self.results = []
+
+    def check(self):
+        agreed = {}
+        for _, result, before, after, auxiliary in self.results:
+            local, ended = flat(before), flat(after)
+            if auxiliary:
+                assert torch.equal(local, ended)
+                continue
+            covered = torch.zeros_like(local)
+            for span in result.missing:
+                covered[span.start : span.stop] += 1
+                assert torch.equal(local[span.start : span.stop], ended[span.start : span.stop])
+            for span, members in result.contributors:
+                here = slice(span.start, span.stop)
+                covered[here] += 1
+                expected = local[here] if not members else self.mean(result, members)[here]
+                torch.testing.assert_close(ended[here], expected, rtol=1e-5, atol=1e-5)
+                if members:
+                    first = agreed.setdefault((result.round_id, span, members), ended[here])
+                    assert torch.equal(first, ended[here])
+            assert covered.eq(1).all()
+
+    def mean(self, result, members):
+        given = [self.inputs[member, result[member]] for member in members]
+        total = sum(weight for weight, _ in given)
+        assert all(weight > 0 for weight, _ in given)
+        return sum(values * (weight / total) for weight, values in given)
+
+
+async def chaos(swarm, rng):
+    """Now and then something happens to a peer or a link."""
+    ids = [peer.id for peer in swarm.peers]
+    for _ in range(rng.choice([0, 2, 6])):
+        await asyncio.sleep(rng.random() * rng.choice([0.3, 3.0, 10.0]))
+        a, b = rng.sample(ids, 2)
+        what = rng.choice(["kill", "cut", "cut", "heal", "close", "slow"])
+        if what == "slow":
+            swarm.network.set_link(a, b, bandwidth=2e4, latency=rng.random())
+        elif what == "close":
+            began = now()
+            await rng.choice(swarm.peers).aclose()
+            assert now() - began < 8
+        elif what == "kill":
+            swarm.network.kill(a)
+        else:
+            (swarm.network.cut if what == "cut" else swarm.network.heal)(a, b)
+
+
+async def one_random_swarm(seed):
+    rng = random.Random(seed)
+    log, complaints = EventLog(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    count = rng.randint(2, 5)
+    options = {
+        "target_group_size": rng.choice([None, 2, 3]),
+        "part_size_bytes": rng.choice([64, 1024]),
+        "sender_timeout": rng.choice([None, 1.0, 0.05]),
+        "allreduce_timeout": rng.choice([None, None, 1.0]),
+        "min_vector_size": rng.choice([0, 10, 10**9]),
+        "min_matchmaking_time": 2.0,
+        "request_timeout": 0.5,
+    }
+    settings = {"latency": rng.choice([0.0, 0.01, 0.1]), "bandwidth": rng.choice([None, 1e5])}
+    async with SimulatedSwarm(seed=seed, directory=rng.choice(["shared", "gossip"]), **settings) as swarm:
+        users = []
+        shapes = [(rng.choice([1, 7, 2001]),), (), (0,), (3, 5)]
+        for _ in range(count):
+            role = rng.choices(["node", "client", "auxiliary"], [6, 2, 1])[0]
+            tensors = [torch.zeros(shape) for shape in shapes]
+            bandwidth = rng.choice([None, None, 0.0, 1.0, 1e300, 1e-300])
+            averager = await swarm.averager(tensors, role=role, bandwidth=bandwidth, **options)
+            users.append(Abused(averager, tensors, random.Random(rng.random()), log))
+        faults = asyncio.create_task(chaos(swarm, rng))
+        async with asyncio.TaskGroup() as lives:
+            for user in users:
+                lives.create_task(user.live(3))
+        await faults
+        for peer in swarm.peers:
+            for other in swarm.peers:
+                if peer is not other:
+                    swarm.network.heal(peer.id, other.id)
+    log.check()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_happens_steps_end_in_time_and_tensors_hold_what_the_results_say(seed, caplog):
+    run_virtual(lambda: one_random_swarm(seed))
+    gc.collect()
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+# ---- locks and tensors
+
+
+def test_tensors_held_at_the_commit_do_not_hold_a_step_beyond_its_timeout():
+    async def main():
+        each = [[torch.zeros(40_000)], [torch.ones(40_000)]]
+        async with SimulatedSwarm(bandwidth=1e6) as swarm:
+            first, second = await swarm.averagers(each, target_group_size=2, part_size_bytes=4096)
+            control = await first.step(wait=False, timeout=5.0)
+            other = asyncio.create_task(second.step(timeout=5.0))
+            await until(lambda: control.progress > 0.1)
+            async with first.get_tensors():
+                began = now()
+                with pytest.raises(AllreduceError, match="not finished in time"):
+                    await control
+                assert now() - began <= 5.1
+            await other
+        assert each[0][0].eq(0).all()
+        assert each[1][0].eq(0.5).all()
+
+    run_virtual(main)
+
+
+def test_a_tensor_that_changes_its_shape_fails_its_owner_alone_and_at_once():
+    async def main():
+        each = [[torch.full((40_000,), float(value))] for value in range(3)]
+        async with SimulatedSwarm(bandwidth=1e6) as swarm:
+            averagers = await swarm.averagers(each, target_group_size=3, part_size_bytes=4096)
+            control = await averagers[0].step(wait=False, timeout=600.0)
+            others = [asyncio.create_task(averager.step(timeout=30.0)) for averager in averagers[1:]]
+            await until(lambda: control.progress > 0.1)
+            each[0][0].data = torch.zeros(3)
+            with pytest.raises(AllreduceError, match=r"tensors\[0\] is now \(3,\)"):
+                await control
+            assert now() < 10
+            for task in others:
+                await task
+        assert each[0][0].eq(0).all()
+
+    run_virtual(main)
+
+
+def test_a_commit_that_fails_is_not_taken_for_a_success_because_it_was_cancelled(monkeypatch):
+    async def main():
+        loop = asyncio.get_running_loop()
+        cancelled = threading.Event()
+        original = Snapshot.commit
+
+        def cancel():
+            control.cancel()
+            loop.call_soon(cancelled.set)
+
+        def failing(self, tensors, parts, alpha):
+            if tensors[0] is each[0][0]:
+                loop.call_soon_threadsafe(cancel)
+                assert cancelled.wait(30)
+                raise RuntimeError("no memory")
+            original(self, tensors, parts, alpha)
+
+        monkeypatch.setattr(Snapshot, "commit", failing)
+        each = [[torch.zeros(400_000)], [torch.ones(400_000)]]  # too large to be committed inside the loop
+        async with SimulatedSwarm(latency=0.0) as swarm:
+            first, second = await swarm.averagers(each, target_group_size=2)
+            control = await first.step(wait=False, timeout=20.0)
+            other = asyncio.create_task(second.step(timeout=20.0))
+            with pytest.raises(AllreduceError, match="no memory"):
+                await control
+            await other
+
+    asyncio.run(main())
+
+
+def test_tensors_that_share_elements_are_refused_and_disjoint_columns_are_not():
+    async def main():
+        base = torch.zeros(6, 10)
+        line = torch.zeros(20)
+        async with SimulatedSwarm() as swarm:
+            peer = await swarm.peer()
+            for tensors, words in [
+                ([line, line], r"tensors\[1\] shares memory"),
+                ([line, torch.zeros(3), line[5:8]], r"tensors\[2\] shares memory"),
+                ([base, base.t()[2:4]], r"tensors\[1\] shares memory"),
+                ([base[:, ::2], base[:, 4:5]], r"tensors\[1\] shares memory"),
+                ([line, line.view(torch.float64)], r"tensors\[1\] shares memory"),
+                ([line.unfold(0, 5, 2)], r"tensors\[0\] is an expanded view"),
+                ([torch.zeros(1).expand(4)], r"tensors\[0\] is an expanded view"),
+            ]:
+                with pytest.raises(ValueError, match=words):
+                    Averager(tensors, peer=peer, prefix="run")
+            Averager([base[:, ::2], base[:, 1::2], line[:5], line[5:], line[:0]], peer=peer, prefix="run")
+            Averager([torch.zeros(4, 5, 6).permute(2, 0, 1), torch.zeros(1).expand(1)], peer=peer, prefix="run")
+
+    run_virtual(main)
+
+
+def test_neither_a_default_device_nor_inference_mode_of_the_application_matters():
+    async def main():
+        each = [[torch.full((100,), value, device="cpu")] for value in (0.0, 2.0)]
+        async with SimulatedSwarm() as swarm:
+            averagers = await swarm.averagers(each, target_group_size=2)
+            with torch.inference_mode():
+                await swarm.step_all(averagers)
+            each[0][0].fill_(0.0)
+            await swarm.step_all(averagers)
+        assert each[0][0].eq(0.5).all()
+
+    torch.set_default_device("meta")
+    try:
+        run_virtual(main)
+    finally:
+        torch.set_default_device(None)
+
+
+# ---- closing
+
+
+def test_closing_an_averager_gives_its_waiting_callers_a_closed_error():
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            averager = await swarm.averager([torch.zeros(10)])
+            steps = [asyncio.create_task(averager.step(timeout=60.0)) for _ in range(2)]
+            await asyncio.sleep(1)
+            await averager.aclose()
+            for step in steps:
+                with pytest.raises(ClosedError, match="during the step"):
+                    await step
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("of_peer", [False, True], ids=["averager", "peer"])
+def test_a_close_that_is_cancelled_or_called_twice_still_closes(of_peer):
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            averager = await swarm.averager([torch.zeros(10)])
+            step = asyncio.create_task(averager.step(timeout=60.0))
+            await asyncio.sleep(1)
+            target = averager.peer if of_peer else averager
+            closes = [asyncio.create_task(target.aclose()) for _ in range(2)]
+            await asyncio.sleep(0)
+            closes[0].cancel()
+            await asyncio.gather(*closes, return_exceptions=True)
+            assert closes[0].cancelled()
+            with pytest.raises(ClosedError):
+                await step
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("run.match")]
+
+    run_virtual(main)
+
+
+async def a_round_with_a_slow_member(swarm, bandwidth, **options):
+    """Three averagers in mid-round; the last one reduces nothing, and results of the first reach it slowly from now on."""
+    averagers = [
+        await swarm.averager(
+            [torch.full((20_000,), float(value))],
+            target_group_size=3,
+            bandwidth=0.0 if value == 2 else 1.0,
+            part_size_bytes=4096,
+            **options,
+        )
+        for value in range(3)
+    ]
+    controls = [await averager.step(wait=False, timeout=100.0) for averager in averagers]
+    await until(lambda: all(control.stage is AveragingStage.RUNNING_ALLREDUCE for control in controls))
+    swarm.network.set_link(averagers[0].peer_id, averagers[2].peer_id, bandwidth=bandwidth)
+    return averagers, controls
+
+
+def test_closing_while_a_slow_member_is_served_is_bounded_and_withdraws_the_presence():
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            averagers, controls = await a_round_with_a_slow_member(swarm, 1e3, shutdown_timeout=3.0)
+            await controls[0]
+            assert not controls[2].done()
+            began = now()
+            await averagers[0].aclose()
+            assert 1.0 <= now() - began <= 3.0
+            present = {record.owner for record in await averagers[1].peer.directory.fetch("run.match")}
+            assert averagers[0].peer_id not in present
+            assert averagers[0].peer_id in (await controls[2]).excluded
+
+    run_virtual(main)
+
+
+def test_members_on_slow_links_are_served_for_as_long_as_they_take_results():
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            averagers, controls = await a_round_with_a_slow_member(swarm, 4e3, sender_timeout=2.0, reducer_timeout=3.0)
+            await controls[0]
+            served = now()
+            for control in controls:
+                result = await control
+                assert result.fraction == 1.0
+                assert result.excluded == {}
+            assert now() - served > 6.0  # twice its timeout: it keeps saying that it waits
+            for averager in averagers:
+                async with averager.get_tensors() as (tensor,):
+                    assert tensor.eq(1.0).all()
+
+    run_virtual(main)
+
+
+# ---- life of a peer, and event loops
+
+
+def memory_peer(network, port=1):
+    return Peer(listen=[f"memory://host:{port}"], transports={"memory": network.transport})
+
+
+def test_a_peer_started_twice_at_once_starts_once():
+    async def main():
+        async with memory_peer(MemoryNetwork()) as peer:
+            assert len(peer.addresses) == 1
+        peer = memory_peer(MemoryNetwork())
+        await asyncio.gather(peer.start(), peer.start(), peer.start())
+        assert len(peer.addresses) == 1
+        await peer.aclose()
+        with pytest.raises(ClosedError):
+            await peer.start()
+
+    run_virtual(main)
+
+
+def test_a_peer_whose_start_failed_can_be_started_again_and_one_closed_while_it_starts_leaks_nothing():
+    async def main():
+        network = MemoryNetwork()
+        async with memory_peer(network):
+            second = memory_peer(network)
+            with pytest.raises(ListenError):
+                await second.start()
+        await second.start()
+        assert len(second.addresses) == 1
+        await second.aclose()
+        third = memory_peer(network)
+        starting = asyncio.create_task(third.start())
+        await asyncio.sleep(0)
+        await third.aclose()
+        await asyncio.gather(starting, return_exceptions=True)
+        assert not third.running
+
+    run_virtual(main)
+
+
+def test_objects_made_outside_an_event_loop_work_in_one_and_only_in_one():
+    peer = memory_peer(MemoryNetwork())
+    averager = Averager([torch.zeros(3)], peer=peer, prefix="run", min_matchmaking_time=0.2, request_timeout=0.1)
+
+    async def first():
+        await peer.start()
+        await averager.start()
+        with pytest.raises(MatchmakingError):
+            await averager.step(timeout=0.3)
+
+    async def second():
+        for use in (averager.step, averager.start, peer.start):
+            with pytest.raises(ClosedError, match="another event loop"):
+                await use()
+        await averager.aclose()
+        await peer.aclose()
+        with pytest.raises(ClosedError, match="is closed"):
+            await averager.step()
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+# ---- hostile settings and messages
+
+
+def test_a_member_that_is_less_patient_than_the_others_hears_enough_of_them():
+    async def main():
+        each = [[torch.zeros(100)], [torch.ones(100)]]
+        async with SimulatedSwarm() as swarm:
+            hasty = await swarm.averager(each[0], target_group_size=2, sender_timeout=1.5)
+            calm = await swarm.averager(each[1], target_group_size=2)
+            control = await calm.step(wait=False, require_trigger=True)
+            step = asyncio.create_task(hasty.step(allow_retries=False))
+            await asyncio.sleep(60)
+            control.allow_allreduce()
+            assert (await step).excluded == {}
+            await control
+
+    run_virtual(main)
+
+
+def test_tiny_timeouts_fail_in_time_and_do_not_stop_the_clock():
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            averagers = await swarm.averagers(
+                [[torch.zeros(100)], [torch.ones(100)]], target_group_size=2, sender_timeout=1e-12, allreduce_timeout=0.5
+            )
+            outcomes = await asyncio.gather(*(averager.step(timeout=3.0) for averager in averagers), return_exceptions=True)
+            assert all(isinstance(outcome, SwarmError) for outcome in outcomes)
+            assert now() < 3.5
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"bandwidth": 10**400}, {"request_timeout": 10**400}, {"averaging_alpha": 10**400}, {"min_matchmaking_time": 10**400}],
+    ids=str,
+)
+def test_numbers_that_no_float_holds_are_refused_by_name(settings):
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            peer = await swarm.peer()
+            with pytest.raises(ValueError, match=next(iter(settings))):
+                Averager([torch.zeros(3)], peer=peer, prefix="run", **settings)
+
+    run_virtual(main)
+
+
+def test_arguments_of_a_step_that_cannot_be_sent_are_refused_by_name():
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            averager = await swarm.averager([torch.zeros(3)])
+            with pytest.raises(ValueError, match=r"gather=.*cannot be packed"):
+                await averager.step(gather="\ud800")
+            with pytest.raises(ValueError, match="weight"):
+                await averager.step(weight=10**400)
+            with pytest.raises(ValueError, match="timeout"):
+                await averager.step(timeout=10**400)
+
+    run_virtual(main)
+
+
+def test_parts_that_a_peer_does_not_accept_are_refused_at_construction_or_blamed_on_that_peer():
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            peer = await swarm.peer(limits=TransportLimits(message_bytes=3000))
+            with pytest.raises(ValueError, match="message_bytes=3000"):
+                Averager([torch.zeros(10_000)], peer=peer, prefix="run")
+            small = Averager([torch.zeros(1000)], peer=peer, prefix="run", part_size_bytes=2000, target_group_size=2)
+            async with small:
+                exact = await swarm.averager([torch.ones(1000)], part_size_bytes=2000, target_group_size=2)
+                await swarm.step_all([small, exact])
+                peer._limits = TransportLimits()  # past the check: such a peer may run other software
+                each = [[torch.zeros(10_000)], [torch.ones(10_000)]]
+                async with Averager(each[0], peer=peer, prefix="large", target_group_size=2) as narrow:
+                    wide = await swarm.averager(each[1], prefix="large", target_group_size=2)
+                    steps = [await averager.step(timeout=4.0, wait=False) for averager in (narrow, wide)]
+                    exclusion = (await steps[1]).excluded[narrow.peer_id]
+                    assert exclusion.code is ExclusionCode.REFUSED
+                    assert "at most 3000" in exclusion.detail
+
+    run_virtual(main)
+
+
+def test_a_member_that_leaves_before_the_round_is_opened_here_is_not_waited_for():
+    async def main():
+        each = [[torch.full((100,), float(value))] for value in range(3)]
+        async with SimulatedSwarm() as swarm:
+            averagers = await swarm.averagers(each, target_group_size=3)
+            matchmaker, desk = averagers[0]._matchmaker, averagers[0]._desk
+            find_group = matchmaker.find_group
+
+            async def found_after_one_has_left(request):
+                group = await find_group(request)
+                desk.member_left(group.group_id, averagers[2].peer_id, "gone")
+                return group
+
+            matchmaker.find_group = found_after_one_has_left
+            results = await swarm.step_all(averagers)
+            assert now() < 2.0
+            assert results[0].excluded[averagers[2].peer_id].code is ExclusionCode.CANCELLED
+
+    run_virtual(main)
+
+
+def test_the_reason_why_a_group_failed_is_kept_when_no_other_is_found():
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            averagers = await swarm.averagers([[torch.zeros(100)], [torch.ones(100)]], target_group_size=2)
+            doomed = await averagers[1].step(wait=False, require_trigger=True)
+            control = await averagers[0].step(wait=False, timeout=20)
+            await until(lambda: control.stage is AveragingStage.RUNNING_ALLREDUCE)
+            swarm.network.kill(averagers[1].peer_id)
+            with pytest.raises(MatchmakingError) as caught:
+                await control
+            assert isinstance(caught.value.__cause__, AllreduceError)
+            doomed.cancel()
+
+    run_virtual(main)
+
+
+# ---- what is left behind
+
+
+def test_many_rounds_leave_nothing_behind_even_if_every_control_is_kept():
+    async def main():
+        each = [[torch.zeros(2000)], [torch.ones(2000)]]
+        async with SimulatedSwarm() as swarm:
+            averagers = await swarm.averagers(each, target_group_size=2)
+            kept, exchanges = [], []
+            for _ in range(50):
+                controls = [await averager.step(wait=False) for averager in averagers]
+                await until(lambda: averagers[0]._desk._exchanges)
+                exchanges += [weakref.ref(exchange) for exchange in averagers[0]._desk._exchanges.values()]
+                for control in controls:
+                    await control
+                kept += controls
+            await asyncio.sleep(1)
+            gc.collect()
+            assert len(exchanges) >= 50
+            assert [exchange for exchange in exchanges if exchange() is not None] == []
+            assert not averagers[0]._desk._exchanges
+            assert not averagers[0]._round._serving
+            assert all(control.progress == 1.0 for control in kept)
+
+    run_virtual(main)
