@@ -223,6 +223,7 @@ class Averager:
             raise
         self._matchmaker = matchmaker
         self.peer.closing_with(self)
+        self.peer.round_counters(self.prefix)
         return self
 
     async def aclose(self) -> None:
@@ -472,6 +473,7 @@ class Averager:
         else:
             earliest = max(loop.time(), state.scheduled_time or 0.0)
             search_until = earliest + WINDOWS_WITHOUT_TIMEOUT * self.config.min_matchmaking_time
+        counters = self.peer.round_counters(self.prefix)
         attempts = 0
         failure: AllreduceError | None = None
         while True:
@@ -485,11 +487,19 @@ class Averager:
             except MatchmakingError as error:
                 raise error from failure  # what happened to the group before says more
             except AllreduceError as error:
+                counters.note_failed()
                 if not allow_retries or isinstance(error, OwnFailureError) or loop.time() >= search_until:
                     raise
                 failure = error
                 _log.info("round failed, looking for another group", prefix=self.prefix, attempt=attempts, error=str(error))
                 continue
+            counters.note_finished(
+                group_size=result.group_size,
+                fraction=result.fraction,
+                seconds=result.allreduce_seconds,
+                sent=result.bytes_sent,
+                received=result.bytes_received,
+            )
             if self._bits == bits:  # unless the user has set others meanwhile
                 self._bits = next_bits
             return result

@@ -24,6 +24,7 @@ from swarmavg.security.identity import Identity
 from swarmavg.security.swarm import SwarmSecurity, open_swarm_security
 from swarmavg.security.tokens import missing_token_message
 from swarmavg.telemetry.logs import get_logger
+from swarmavg.telemetry.rounds import RoundCounters
 from swarmavg.transport.interface import Channel, Listener, OnChannel, Transport, TransportContext, TransportLimits
 from swarmavg.transport.registry import create_transport
 
@@ -114,6 +115,7 @@ class Peer:
         self._directory: Directory | None = None
         self._book: AddressWatch | GossipDirectory | None = None
         self._dependents: list[Closable] = []
+        self._rounds: dict[str, RoundCounters] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._life = asyncio.Lock()
         self._running = False
@@ -248,7 +250,8 @@ class Peer:
         return str(best[0]) if best else ""
 
     def status(self) -> dict[str, Any]:
-        """A plain dict for a person or a monitor: who this is, whom it knows, what its directory holds."""
+        """A plain dict for a person or a monitor: who this is, whom it knows, the rounds of each prefix, rates in bytes per
+        second of all-reduce, and what the directory holds."""
         book = self._book
         return {
             "id": str(self._identity.peer_id) if self._identity is not None else None,
@@ -257,6 +260,11 @@ class Peer:
             "addresses": [str(address) for address in self._own_addresses],
             "peers": [str(peer) for peer in book.known_peers()] if book is not None and self.running else [],
             "purposes": sorted(self._handlers),
+            "rounds": {prefix: counters.as_dict() for prefix, counters in sorted(self._rounds.items())},
+            "rates": {
+                "sent": sum(counters.rate_sent for counters in self._rounds.values()),
+                "received": sum(counters.rate_received for counters in self._rounds.values()),
+            },
             "directory": book.status() if isinstance(book, GossipDirectory) and self.running else {},
         }
 
@@ -316,6 +324,10 @@ class Peer:
                 del self._handlers[purpose]
 
         return end
+
+    def round_counters(self, prefix: str) -> RoundCounters:
+        """The counters in which an averager of this prefix notes its rounds, for `status`."""
+        return self._rounds.setdefault(prefix, RoundCounters())
 
     def closing_with(self, dependent: Closable) -> None:
         """Close this object before the peer closes."""

@@ -170,10 +170,7 @@ class Exchange:
         for link in (self._outgoing.get(position), self._incoming.get(position)):
             if link is not None:
                 link.give_up(ExclusionCode.CANCELLED, reason)
-        if position in self._awaited and position not in self._incoming:
-            self._awaited.discard(position)
-            self._contributor_failed(position, LinkFailedError(ExclusionCode.CANCELLED, reason))
-        self._changed.set()
+        self._expect_no_longer(position, LinkFailedError(ExclusionCode.CANCELLED, reason))
 
     async def results(self) -> None:
         """Wait until nothing more can come in: every range is complete or its reducer is lost.
@@ -252,6 +249,8 @@ class Exchange:
         except LinkFailedError as failure:
             if not self.ledger.complete(reducer):
                 self._exclude(reducer, failure)
+            if failure.code is ExclusionCode.CANCELLED:  # who takes no part sends nothing either
+                self._expect_no_longer(reducer, failure)
         finally:
             self._outgoing.pop(reducer, None)
             self._changed.set()
@@ -286,6 +285,13 @@ class Exchange:
         if contributor in self._incoming or contributor not in self._awaited:
             return "this contributor has a channel already, is excluded, or has nothing to send here"
         return None
+
+    def _expect_no_longer(self, contributor: int, failure: LinkFailedError) -> None:
+        """Do not wait for the channel of a contributor that has not opened it yet."""
+        if contributor in self._awaited and contributor not in self._incoming:
+            self._awaited.discard(contributor)
+            self._contributor_failed(contributor, failure)
+        self._changed.set()
 
     def _contributor_failed(self, contributor: int, failure: LinkFailedError) -> None:
         if not self.reducer.delivered(contributor):
@@ -328,7 +334,5 @@ class Exchange:
                 link.give_up(ExclusionCode.SILENT, f"no byte for {now - link.channel.last_received:.1f} s")
         if now - self._attached_at > self.times.sender:
             for contributor in self._awaited - self._incoming.keys():
-                self._awaited.discard(contributor)
                 detail = f"no channel from it within {self.times.sender:g} s"
-                self._contributor_failed(contributor, LinkFailedError(ExclusionCode.NEVER_ARRIVED, detail))
-                self._changed.set()
+                self._expect_no_longer(contributor, LinkFailedError(ExclusionCode.NEVER_ARRIVED, detail))

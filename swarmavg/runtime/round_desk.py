@@ -11,6 +11,7 @@ from swarmavg.errors import ChannelError, RemoteProtocolError
 from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.protocol.round_messages import MAX_BEGIN_BYTES, RoundHello, decode_round_message
 from swarmavg.runtime.exchange import Exchange
+from swarmavg.runtime.round_link import NO_SUCH_ROUND
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.interface import END, Channel
 
@@ -73,7 +74,7 @@ class RoundDesk:
             return
         if exchange is None:
             why = self._over.get(hello.group_id, "this peer does not know the group")
-            channel.abort(why, code="no-such-round")
+            channel.abort(why, code=NO_SUCH_ROUND)
             return
         await exchange.serve(channel, hello)
 

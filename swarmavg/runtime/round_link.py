@@ -26,6 +26,10 @@ LONGEST_BEAT = 0.5
 """Seconds. Members need not have the same timeouts: whoever waits at least 2 s hears the others four times meanwhile."""
 
 
+NO_SUCH_ROUND = "no-such-round"
+"""Code with which a peer refuses the channels of a round that it has left or never heard of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTimes:
     """Patience of one peer in a round, in seconds."""
@@ -129,6 +133,8 @@ def naming_failures() -> Iterator[None]:
     except ChannelCancelledError as error:
         raise LinkFailedError(ExclusionCode.CANCELLED, error.reason) from error
     except ChannelRefusedError as error:
+        if error.code == NO_SUCH_ROUND:
+            raise LinkFailedError(ExclusionCode.CANCELLED, error.reason) from error
         raise LinkFailedError(ExclusionCode.REFUSED, str(error)) from error
     except (ChannelViolationError, RemoteProtocolError) as error:
         raise LinkFailedError(ExclusionCode.PROTOCOL_VIOLATION, str(error)) from error

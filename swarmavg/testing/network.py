@@ -1,11 +1,11 @@
 """A whole swarm in one process and in virtual time: real peers and averagers over the in-memory transport.
 
-    async def main():
-        async with SimulatedSwarm(latency=0.01) as swarm:
-            averagers = await swarm.averagers([[torch.ones(10)], [torch.zeros(10)]], prefix="run")
-            results = await swarm.step_all(averagers)
+async def main():
+    async with SimulatedSwarm(latency=0.01) as swarm:
+        averagers = await swarm.averagers([[torch.ones(10)], [torch.zeros(10)]], prefix="run")
+        results = await swarm.step_all(averagers)
 
-    run_virtual(main)
+run_virtual(main)
 """
 
 from __future__ import annotations
@@ -80,7 +80,12 @@ class SimulatedSwarm:
         return peer
 
     async def averager(
-        self, tensors: Sequence[torch.Tensor], *, prefix: str = "run", role: RoleName = "node", **options: Unpack[AveragerOptions]
+        self,
+        tensors: Sequence[torch.Tensor],
+        *,
+        prefix: str = "run",
+        role: RoleName = "node",
+        **options: Unpack[AveragerOptions],
     ) -> Averager:
         """A started averager on a peer of its own."""
         peer = await self.peer(client_mode=role == "client")

@@ -396,3 +396,21 @@ def test_bits_set_by_the_user_are_checked_and_used():
                 averager.set_group_bits("2")
 
     run_virtual(main)
+
+
+def test_a_member_that_leaves_before_it_opens_a_channel_is_not_waited_for():
+    async def main():
+        each = [[torch.full((100,), float(value))] for value in range(3)]
+        async with SimulatedSwarm() as swarm:
+            averagers = await swarm.averagers(each, target_group_size=3)
+            leaver = await averagers[2].step(wait=False)
+            steps = [await averager.step(wait=False) for averager in averagers[:2]]
+            await until(lambda: leaver.stage in {AveragingStage.AWAITING_TRIGGER, AveragingStage.RUNNING_ALLREDUCE})
+            leaver.cancel()
+            began = now()
+            results = [await step for step in steps]
+            assert now() - began < 3
+            for result in results:
+                assert result.excluded[averagers[2].peer_id].code is ExclusionCode.CANCELLED
+
+    run_virtual(main)

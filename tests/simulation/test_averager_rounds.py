@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from swarmavg import MatchmakingError
+from swarmavg import AllreduceError, MatchmakingError
 from swarmavg.compression import Float16Compression
 from swarmavg.testing.clock import run_virtual
 from swarmavg.testing.network import SimulatedSwarm
@@ -236,5 +236,29 @@ def test_repeated_rounds_reuse_everything_and_stay_right():
                 for tensors in each:
                     torch.testing.assert_close(tensors[0].double(), expected, rtol=1e-6, atol=1e-6)
                 assert all(identical(each[0], tensors) for tensors in each)
+
+    run_virtual(main)
+
+
+def test_the_peer_counts_its_rounds():
+    async def main():
+        each = [randoms(seed, [(3000,)]) for seed in range(2)]
+        async with SimulatedSwarm(bandwidth=1e6) as swarm:
+            first, second = await swarm.averagers(each, target_group_size=2, allreduce_timeout=1.0)
+            assert first.peer.status()["rounds"]["run"]["finished"] == 0
+            for _ in range(3):
+                await swarm.step_all([first, second])
+            waiting = await second.step(wait=False, require_trigger=True)
+            with pytest.raises(AllreduceError):
+                await first.step(allow_retries=False)
+            waiting.cancel()
+            status = first.peer.status()
+            rounds = status["rounds"]["run"]
+            assert (rounds["finished"], rounds["failed"]) == (3, 1)
+            assert rounds["bytes_received"] == 3 * 3000 * 4
+            assert 0 < rounds["bytes_sent"] <= 3 * 3000 * 4  # the last results may still be on their way to the other
+            assert (rounds["last_group_size"], rounds["last_fraction"]) == (2, 1.0)
+            assert 0 < status["rates"]["sent"] < 1e6
+            assert status["rates"]["received"] > 0
 
     run_virtual(main)

@@ -15,7 +15,6 @@ from swarmavg.planning.partition import Layout, make_plan
 from swarmavg.reduction.reducer import RangeReducer
 from swarmavg.reduction.snapshot import Snapshot
 
-
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
