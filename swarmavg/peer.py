@@ -251,7 +251,8 @@ class Peer:
 
     def status(self) -> dict[str, Any]:
         """A plain dict for a person or a monitor: who this is, whom it knows, the rounds of each prefix, rates in bytes per
-        second of all-reduce, and what the directory holds."""
+        second of all-reduce, and what the directory holds.
+        """
         book = self._book
         return {
             "id": str(self._identity.peer_id) if self._identity is not None else None,

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -196,7 +197,7 @@ def test_a_swarm_that_changes_its_token_averages_across_the_change():
 
     async def main():
         tensors = [torch.full((1000,), float(index)) for index in range(2)]
-        options = {"prefix": "run", "target_group_size": 2}
+        options: dict[str, Any] = {"prefix": "run", "target_group_size": 2}
         async with (
             Peer(listen=LOOPBACK, token=[old, new]) as first,
             Peer(listen=LOOPBACK, token=[new, old], bootstrap=[first.join_line]) as second,
