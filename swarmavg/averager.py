@@ -386,7 +386,8 @@ class Averager:
             AllreduceError: a group stood, but the average could not be had.
             ClosedError: the averager is not running, or was closed during the step.
             ValueError, TypeError: bad arguments.
-        After any exception the tensors hold what they held before.
+        After any exception the tensors hold what they held before. The one exception: a cancellation that arrives while the
+        averages are being written lets that end, and is raised then.
         """
         self._check_running()
         now = asyncio.get_running_loop().time()

@@ -18,7 +18,7 @@ def check_tensors(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     checked = tuple(tensors)
     for index, tensor in enumerate(checked):
         _check_tensor(f"tensors[{index}]", tensor)
-    _check_memory(checked)
+    check_memory([(f"tensors[{index}]", tensor) for index, tensor in enumerate(checked)])
     return checked
 
 
@@ -50,22 +50,35 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{name} has dtype {tensor.dtype}: only {', '.join(map(str, AVERAGED_DTYPES))} can be averaged")
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} has layout {tensor.layout}: only dense tensors can be averaged")
-    if tensor.numel() and _overlaps_itself(tensor):
-        raise ValueError(f"{name} is an expanded view (stride {tensor.stride()}): clone it, it cannot be written to")
 
 
-def _check_memory(tensors: Sequence[torch.Tensor]) -> None:
-    """No element may be listed twice: it would be averaged twice, and hold whatever was written last."""
-    extents = sorted((*_extent(tensor), index) for index, tensor in enumerate(tensors) if tensor.numel())
+def check_memory(named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """No element may be listed twice: it would be averaged twice, and hold whatever was written last.
+
+    For strided tensors of any device. Raises `ValueError` with the names of those that share memory.
+    """
+    by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in named:
+        if not tensor.numel():
+            continue
+        if _overlaps_itself(tensor):
+            raise ValueError(f"{name} is an expanded view (stride {tensor.stride()}): clone it, it cannot be written to")
+        by_device.setdefault(tensor.device, []).append((name, tensor))
+    for neighbours in by_device.values():
+        _check_one_memory(neighbours)
+
+
+def _check_one_memory(named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    extents = sorted((*_extent(tensor), index) for index, (_, tensor) in enumerate(named))
     cluster: list[int] = []
     end = 0
     for first, last, index in extents:
         if cluster and first >= end:
-            _check_cluster(tensors, cluster)
+            _check_cluster(named, cluster)
             cluster = []
         cluster.append(index)
         end = max(end, last)
-    _check_cluster(tensors, cluster)
+    _check_cluster(named, cluster)
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -74,16 +87,17 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (span + 1) * tensor.element_size()
 
 
-def _check_cluster(tensors: Sequence[torch.Tensor], indices: Sequence[int]) -> None:
+def _check_cluster(named: Sequence[tuple[str, torch.Tensor]], indices: Sequence[int]) -> None:
     """Tensors whose extents overlap may still be disjoint, as columns of a matrix are: mark the bytes of each."""
     if len(indices) <= 1:
         return
-    start = min(_extent(tensors[index])[0] for index in indices)
-    marks = torch.zeros(max(_extent(tensors[index])[1] for index in indices) - start, dtype=torch.bool, device="cpu")
+    start = min(_extent(named[index][1])[0] for index in indices)
+    marks = torch.zeros(max(_extent(named[index][1])[1] for index in indices) - start, dtype=torch.bool, device="cpu")
     for index in sorted(indices):
-        own_bytes = _mark(marks, tensors[index], start)
+        name, tensor = named[index]
+        own_bytes = _mark(marks, tensor, start)
         if own_bytes.any():
-            raise ValueError(f"tensors[{index}] shares memory with tensors listed before it: list every element once")
+            raise ValueError(f"{name} shares memory with tensors listed before it: list every element once")
         own_bytes.fill_(value=True)
 
 

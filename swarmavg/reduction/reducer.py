@@ -17,7 +17,7 @@ from swarmavg.planning.partition import Layout, Part, Plan
 
 MAX_WEIGHT = 1e18
 MIN_WEIGHT = 1e-18
-"""Weights other than 0 lie between these, so that products with float32 values stay finite in the accumulator."""
+"""Weights other than 0 lie between these, so that products with values up to about 1e20 stay finite in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swarmavg.errors import RemoteProtocolError
+from swarmavg.protocol.outcome import ExclusionCode
 from swarmavg.protocol.round_messages import RoundBeat, RoundPart, RoundResult, RoundStart, decode_round_message
-from swarmavg.runtime.round_link import Link, send_payload
+from swarmavg.runtime.round_link import Link, LinkFailedError, send_payload
 from swarmavg.transport.interface import END, Channel
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class ReducerLink(Link):
                 self._exchange.reducer.add(self._contributor, content.index, message.payload)
             elif isinstance(content, RoundBeat):
                 if not content.waiting_for and not self._exchange.reducer.delivered(self._contributor):
-                    raise RemoteProtocolError("stalled: a heartbeat in place of the parts that are due")
+                    raise LinkFailedError(ExclusionCode.STALLED, "a heartbeat in place of the parts that are due")
             else:
                 raise RemoteProtocolError(f"a contributor sent {type(content).__name__}")
             self._exchange.results_may_have_come()

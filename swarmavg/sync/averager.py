@@ -16,7 +16,7 @@ from swarmavg.compression.interface import Compression, TensorInfo
 from swarmavg.config import AveragerConfig
 from swarmavg.control import StepControl as AsyncStepControl
 from swarmavg.control import StepResult
-from swarmavg.errors import BlockingCallError
+from swarmavg.errors import BlockingCallError, ClosedError
 from swarmavg.identifiers import PeerId
 from swarmavg.protocol.group import Role
 from swarmavg.sync.call import Call
@@ -226,5 +226,9 @@ def background_step(averager: Averager, options: RoundOptions) -> Call[StepResul
 
 
 def check_usable(averager: Averager) -> None:
-    """Raises what any blocking method raises before the start, after the close, in a forked child and inside a loop."""
+    """Raises what any blocking method raises before the start, after the close, in a forked child and inside a loop, and
+    `ClosedError` where the peer underneath was closed.
+    """
     averager._home().check_caller()  # noqa: SLF001
+    if not averager.peer.running:
+        raise ClosedError("the peer of this averager is closed")

@@ -6,7 +6,9 @@ Model, gradients and scheduler are touched by the calling thread alone, inside `
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -16,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from swarmavg.averager import AveragerOptions
 from swarmavg.control import StepResult
+from swarmavg.errors import BlockingCallError
 from swarmavg.identifiers import PeerId
 from swarmavg.sync.averager import Averager, background_step, check_usable
 from swarmavg.sync.call import Call
@@ -84,6 +87,7 @@ class TrainingStateAverager:
         self._averager = Averager(self._core.buffers, peer=peer, prefix=prefix, **options)
         self._rounds = _Rounds(self._averager)
         self._one_step_at_a_time = threading.Lock()
+        self._stepping: int | None = None
 
     # -- life --------------------------------------------------------------------------------------------------------------
 
@@ -129,9 +133,23 @@ class TrainingStateAverager:
             grad_scaler=grad_scaler,
             averaging_opts=averaging_opts,
         )
+        call.check_schedule(time.monotonic())
+        with self._turn():
+            return drive_blocking(self._core.step_sequence(call), self._rounds)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One step at a time: those of other threads queue up."""
+        check_usable(self._averager)  # before the lock: in a forked child, whoever held it is missing
+        if self._stepping == threading.get_ident():
+            raise BlockingCallError("step was called within a step of the same averager, as by an optimizer's hook")
         with self._one_step_at_a_time:
             check_usable(self._averager)
-            return drive_blocking(self._core.step_sequence(call), self._rounds)
+            self._stepping = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._stepping = None
 
     # -- what it is --------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import torch
 
 from swarmavg.compression.interface import TensorInfo, TensorRole
 from swarmavg.planning.partition import Span
+from swarmavg.tensor_checks import check_memory
 from swarmavg.training.device_copy import from_host, to_host
 from swarmavg.training.optimizer_setup import OptimizedParameters
 
@@ -25,6 +26,11 @@ class AveragedTensor:
     role: TensorRole
     find: Callable[[], torch.Tensor]
     is_statistic: bool = False
+
+    @property
+    def label(self) -> str:
+        """For messages: a name alone may be just a number."""
+        return f"parameter {self.name!r}" if self.role is TensorRole.PARAMETER else self.name
 
 
 def list_averaged(
@@ -55,6 +61,9 @@ class _Form:
     def of(cls, tensor: torch.Tensor) -> _Form:
         return cls(tensor.shape, tensor.dtype, tensor.device)
 
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {tuple(self.shape)} on {self.device}"
+
 
 class AveragingBuffers:
     """The tensors that the averager averages: CPU copies in float32 (float64 of float64 tensors), or the tensors themselves.
@@ -68,6 +77,7 @@ class AveragingBuffers:
         self._reuse = reuse
         live = [tensor.find() for tensor in self._averaged]
         self._forms = [_Form.of(tensor) for tensor in live]
+        check_memory([(tensor.label, alive) for tensor, alive in zip(self._averaged, live, strict=True)])
         if reuse:
             _check_reusable(self._averaged, live)
         self.tensors = live if reuse else [_buffer_for(tensor) for tensor in live]
@@ -86,11 +96,11 @@ class AveragingBuffers:
         live = [tensor.find() for tensor in self._averaged]
         for averaged, form, tensor in zip(self._averaged, self._forms, live, strict=True):
             if _Form.of(tensor) != form:
-                raise ValueError(f"{averaged.name} has changed since the averager was made: from {form} to {_Form.of(tensor)}")
+                raise ValueError(f"{averaged.label} has changed since the averager was made: from {form} to {_Form.of(tensor)}")
         if self._reuse:
             for averaged, buffer, tensor in zip(self._averaged, self.tensors, live, strict=True):
                 if buffer is not tensor:
-                    raise ValueError(f"{averaged.name} was replaced by another tensor, which reuse_tensors=True does not allow")
+                    raise ValueError(f"{averaged.label} was replaced by another tensor, which reuse_tensors=True forbids")
         return live
 
     @torch.no_grad()
@@ -167,7 +177,7 @@ def _check_reusable(averaged: Sequence[AveragedTensor], live: Sequence[torch.Ten
     for item, tensor in zip(averaged, live, strict=True):
         if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"reuse_tensors=True needs CPU tensors of float32 or float64, {item.name} is {tensor.dtype} on {tensor.device}"
+                f"reuse_tensors=True needs CPU tensors of float32 or float64, {item.label} is {tensor.dtype} on {tensor.device}"
             )
 
 

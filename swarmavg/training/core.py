@@ -6,7 +6,7 @@ Purely synchronous: no event loop, threads or network. The shells in `state_aver
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -147,12 +147,9 @@ class TrainingCore:
 
     def _check(self, call: StepCall) -> None:
         """Refuse, before anything is done, what this call cannot do in the present state."""
-        trained = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        if call.averaging_round and trained != len(self.parameters):
-            raise ValueError(
-                f"optimizer has {trained} parameters, but had {len(self.parameters)} when the averager was made: "
-                "make a new averager after add_param_group"
-            )
+        if call.averaging_round:
+            self._optimized.check_unchanged()
+            self._buffers.find_all()
         if call.delay_averaging and self._settings.reuse_tensors:
             raise ValueError(
                 "delay_averaging=True cannot be combined with reuse_tensors=True: the round would write into the parameters "
@@ -204,8 +201,8 @@ def _split_extras(
     extras: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Extra tensors that are averaged, and those that cannot be and are only shared with the state, each with its name."""
-    if isinstance(extras, torch.Tensor):
-        raise TypeError("extra_tensors must be a sequence of tensors, got one tensor")
+    if isinstance(extras, torch.Tensor) or not isinstance(extras, Iterable):
+        raise TypeError(f"extra_tensors must be a sequence of tensors, got {extras!r:.200}")
     named = {f"extra_tensors[{index}]": extra for index, extra in enumerate(extras)}
     seen = {id(parameter): f"params[{index}]" for index, parameter in enumerate(parameters)}
     for name, extra in named.items():

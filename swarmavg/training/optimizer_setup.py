@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,18 @@ class OptimizedParameters:
     optimizer: Optimizer
     parameters: tuple[torch.Tensor, ...]
     names: tuple[str, ...]
+
+    def check_unchanged(self) -> None:
+        """Raises `ValueError` unless the optimizer still trains these very parameters."""
+        own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if len(own) != len(self.parameters):
+            raise ValueError(
+                f"optimizer has {len(own)} parameters, but had {len(self.parameters)} when the averager was made: "
+                "make a new averager after add_param_group"
+            )
+        known = {id(parameter) for parameter in self.parameters}
+        if any(id(parameter) not in known for parameter in own):
+            raise ValueError("optimizer has other parameters than when the averager was made: make a new averager for them")
 
 
 def set_up_optimizer(settings: TrainingSettings) -> OptimizedParameters:
@@ -52,6 +64,8 @@ class _GivenParams:
     def read(cls, params: Params) -> _GivenParams:
         if isinstance(params, torch.Tensor):
             raise TypeError("params must be an iterable of tensors or of param groups, got one tensor")
+        if not isinstance(params, Iterable):
+            raise TypeError(f"params must be an iterable of tensors or of param groups, got {params!r}")
         items: list[Any] = list(params)
         grouped = bool(items) and all(isinstance(item, dict) for item in items)
         if grouped:

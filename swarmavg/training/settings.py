@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,8 +13,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from swarmavg.config import check_seconds
-from swarmavg.control import check_weight_argument
+from swarmavg.config import check_number, check_seconds
+from swarmavg.control import check_scheduled_time, check_weight_argument
+from swarmavg.runtime.gathering import check_gather
+from swarmavg.training.results import wrap_gather
 
 Params: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
 OptimizerFactory: TypeAlias = Callable[[Any], Optimizer]
@@ -58,8 +61,9 @@ class TrainingSettings:
             raise ValueError("params must be given when optimizer is a callable, got params=None")
         self._check_scheduler()
         self._check_modes()
-        for argument in ("average_opt_statistics", "parameter_names"):
-            _check_names(argument, getattr(self, argument))
+        _check_names("average_opt_statistics", self.average_opt_statistics)
+        if self.parameter_names is not None:
+            _check_names("parameter_names", self.parameter_names)
         if self.on_averaging_failure not in ("warn", "raise"):
             raise ValueError(f"on_averaging_failure must be 'warn' or 'raise', got {self.on_averaging_failure!r}")
         _ = self.log_level
@@ -134,6 +138,11 @@ class StepCall:
             return self.wait_for_delayed_update
         return self.optimizer_step or self.zero_grad or self.averaging_round
 
+    def check_schedule(self, now: float) -> None:
+        """Raises `ValueError` for a `scheduled_time` that the round would refuse. `now` is of the event loop's clock."""
+        timeout = self.round_options.get("timeout")
+        check_scheduled_time(self.round_options.get("scheduled_time"), now + (math.inf if timeout is None else timeout), now)
+
     @property
     def round_options(self) -> RoundOptions:
         return cast("RoundOptions", dict(self.averaging_opts or {}))
@@ -160,11 +169,20 @@ class StepCall:
                 raise ValueError(f"{name}={value!r} is not allowed in averaging_opts: see delay_averaging")
             if name not in RoundOptions.__annotations__:
                 raise TypeError(f"unknown {name}={value!r} in averaging_opts; known: {', '.join(RoundOptions.__annotations__)}")
-        if self.averaging_opts.get("weight") is not None:
-            check_weight_argument(self.averaging_opts["weight"], "averaging_opts['weight']")
-        check_seconds("averaging_opts['timeout']", self.averaging_opts.get("timeout"), optional=True, infinite=True)
+        self._check_round_options(self.round_options)
         if not self.averaging_round:
             _warn(f"averaging_opts={dict(self.averaging_opts)!r} has no effect without averaging_round=True")
+
+    def _check_round_options(self, options: RoundOptions) -> None:
+        """What the round would refuse is refused here: a call either does nothing or gets as far as the round."""
+        if options.get("weight") is not None:
+            check_weight_argument(options.get("weight"), "averaging_opts['weight']")
+        check_seconds("averaging_opts['timeout']", options.get("timeout"), optional=True, infinite=True)
+        if options.get("scheduled_time") is not None:
+            check_number("averaging_opts['scheduled_time']", options.get("scheduled_time"))
+        if not isinstance(options.get("allow_retries", True), bool):
+            raise TypeError(f"averaging_opts['allow_retries'] must be True or False, got {options.get('allow_retries')!r}")
+        check_gather(wrap_gather(0, options.get("gather")))
 
 
 def refuse_tensor_infos(options: Mapping[str, Any]) -> None:
@@ -185,8 +203,6 @@ def _check_switches(settings: object, optional: set[str]) -> None:
 
 
 def _check_names(argument: str, names: object) -> None:
-    if names is None:
-        return
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TypeError(f"{argument} must be a sequence of names, got {names!r}")
     for name in names:

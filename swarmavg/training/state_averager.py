@@ -113,6 +113,7 @@ class TrainingStateAverager:
         self._averager = Averager(self._core.buffers, peer=peer, prefix=prefix, **options)
         self._one_step_at_a_time = asyncio.Lock()
         self._delayed: _DelayedRound | None = None
+        self._started = False
         self._closed = False
 
     # -- life --------------------------------------------------------------------------------------------------------------
@@ -120,6 +121,7 @@ class TrainingStateAverager:
     async def start(self) -> Self:
         """Begin to take part in the run. Returns at once if it runs already."""
         await self._averager.start()
+        self._started = True
         return self
 
     async def aclose(self) -> None:
@@ -191,10 +193,18 @@ class TrainingStateAverager:
             grad_scaler=grad_scaler,
             averaging_opts=averaging_opts,
         )
+        call.check_schedule(asyncio.get_running_loop().time())
+        self._check_running()
         async with self._one_step_at_a_time:
-            if self._closed:
-                raise ClosedError("this TrainingStateAverager was closed")
+            self._check_running()
             return await self._drive(self._core.step_sequence(call))
+
+    def _check_running(self) -> None:
+        if self._closed:
+            raise ClosedError("this TrainingStateAverager was closed")
+        if not self._started:
+            raise ClosedError("this TrainingStateAverager has not been started: use `async with`, or await start()")
+        self._averager.peer.check_running()
 
     async def _drive(self, sequence: StepSequence) -> TrainingStepResult | None:
         """Run a step's actions; see `actions.drive_blocking` for the same in a plain thread."""

@@ -8,6 +8,7 @@ import logging
 import random
 import threading
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ class EventLog:
         self.results = []
 
     def check(self):
-        agreed = {}
+        agreed: dict[Any, torch.Tensor] = {}
         for _, result, before, after, auxiliary in self.results:
             local, ended = flat(before), flat(after)
             if auxiliary:
@@ -179,7 +180,7 @@ async def one_random_swarm(seed):
     log, complaints = EventLog(), []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     count = rng.randint(2, 5)
-    options = {
+    options: dict[str, Any] = {
         "target_group_size": rng.choice([None, 2, 3]),
         "part_size_bytes": rng.choice([64, 1024]),
         "sender_timeout": rng.choice([None, 1.0, 0.05]),
@@ -188,12 +189,12 @@ async def one_random_swarm(seed):
         "min_matchmaking_time": 2.0,
         "request_timeout": 0.5,
     }
-    settings = {"latency": rng.choice([0.0, 0.01, 0.1]), "bandwidth": rng.choice([None, 1e5])}
+    settings: dict[str, Any] = {"latency": rng.choice([0.0, 0.01, 0.1]), "bandwidth": rng.choice([None, 1e5])}
     async with SimulatedSwarm(seed=seed, directory=rng.choice(["shared", "gossip"]), **settings) as swarm:
         users = []
         shapes = [(rng.choice([1, 7, 2001]),), (), (0,), (3, 5)]
         for _ in range(count):
-            role = rng.choices(["node", "client", "auxiliary"], [6, 2, 1])[0]
+            role: Any = rng.choices(["node", "client", "auxiliary"], [6, 2, 1])[0]
             tensors = [torch.zeros(shape) for shape in shapes]
             bandwidth = rng.choice([None, None, 0.0, 1.0, 1e300, 1e-300])
             averager = await swarm.averager(tensors, role=role, bandwidth=bandwidth, **options)
@@ -589,7 +590,8 @@ def test_a_member_that_leaves_before_the_round_is_opened_here_is_not_waited_for(
         each = [[torch.full((100,), float(value))] for value in range(3)]
         async with SimulatedSwarm() as swarm:
             averagers = await swarm.averagers(each, target_group_size=3)
-            matchmaker, desk = averagers[0]._matchmaker, averagers[0]._desk
+            matchmaker: Any = averagers[0]._matchmaker
+            desk: Any = averagers[0]._desk
             find_group = matchmaker.find_group
 
             async def found_after_one_has_left(request):
@@ -629,11 +631,13 @@ def test_many_rounds_leave_nothing_behind_even_if_every_control_is_kept():
         each = [[torch.zeros(2000)], [torch.ones(2000)]]
         async with SimulatedSwarm() as swarm:
             averagers = await swarm.averagers(each, target_group_size=2)
+            desk: Any = averagers[0]._desk
+            rounds: Any = averagers[0]._round
             kept, exchanges = [], []
             for _ in range(50):
                 controls = [await averager.step(wait=False) for averager in averagers]
-                await until(lambda: averagers[0]._desk._exchanges)
-                exchanges += [weakref.ref(exchange) for exchange in averagers[0]._desk._exchanges.values()]
+                await until(lambda: desk._exchanges)
+                exchanges += [weakref.ref(exchange) for exchange in desk._exchanges.values()]
                 for control in controls:
                     await control
                 kept += controls
@@ -641,8 +645,8 @@ def test_many_rounds_leave_nothing_behind_even_if_every_control_is_kept():
             gc.collect()
             assert len(exchanges) >= 50
             assert [exchange for exchange in exchanges if exchange() is not None] == []
-            assert not averagers[0]._desk._exchanges
-            assert not averagers[0]._round._serving
+            assert not desk._exchanges
+            assert not rounds._serving
             assert all(control.progress == 1.0 for control in kept)
 
     run_virtual(main)

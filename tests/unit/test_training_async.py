@@ -36,6 +36,7 @@ class FakeAverager:
         self.gate.set()
         self.running = 0
         self.closed = False
+        self.peer = SimpleNamespace(check_running=lambda: None)
 
     async def start(self) -> None:
         pass
