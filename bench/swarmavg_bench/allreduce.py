@@ -38,6 +38,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--size", type=float, default=64.0, help="megabytes (2^20 bytes) of float32 per process")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds, after one for warming up")
     parser.add_argument("--compression", choices=sorted(CODECS), default="none")
+    parser.add_argument("--part-size", type=int, help="bytes; by default what the averager chooses")
     parser.add_argument("--tls", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--uvloop", action="store_true")
     parser.add_argument("--json", type=Path, help="write machine, versions and every sample there")
@@ -132,7 +133,12 @@ async def _measure(settings: dict[str, Any]) -> dict[str, list[float]]:
     async with (
         swarmavg.Peer(listen=["tcp://127.0.0.1:0"], bootstrap=bootstrap, token=settings["token"]) as peer,
         swarmavg.Averager(
-            [mine], peer=peer, prefix="bench", target_group_size=peers, compression=CODECS[settings["compression"]]()
+            [mine],
+            peer=peer,
+            prefix="bench",
+            target_group_size=peers,
+            compression=CODECS[settings["compression"]](),
+            part_size_bytes=settings.get("part_size"),
         ) as averager,
     ):
         if rank == 0:

@@ -147,7 +147,8 @@ class TransportLimits:
     channels_per_peer: int = 64
     """Open inbound channels of one peer."""
     handshakes: int = 64
-    """Inbound connections at once that have not proven who they are; more wait in the backlog."""
+    """Inbound connections at once that have not proven who they are; more wait in the backlog, for which the slowest of
+    them is dropped after a second."""
     handshake_timeout: float = 10.0
     """An inbound connection that has not finished its hello by then is dropped."""
     message_bytes: int = 64 * 1024 * 1024

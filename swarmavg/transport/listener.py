@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
 
-from swarmavg.errors import AuthenticationError, ChannelError, SwarmError
+from swarmavg.errors import AuthenticationError, ChannelError, PeerUnreachableError, SwarmError
 from swarmavg.identifiers import Address, PeerId
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.channel import FramedChannel
@@ -18,6 +18,8 @@ from swarmavg.transport.interface import OnChannel, TransportContext, TransportL
 CLOSE_SECONDS: Final = 1.2
 HANDLER_GRACE_SECONDS: Final = 0.2
 """How long a handler whose channel was aborted may take to notice before it is cancelled."""
+CROWDED_SECONDS: Final = 1.0
+"""How long a handshake may take while all that are allowed at once are under way and others may be waiting."""
 
 Unbind: TypeAlias = Callable[[], Awaitable[None]]
 
@@ -31,7 +33,38 @@ class InboundLedger:
         self._limits = limits
         self._channels: Counter[PeerId] = Counter()
         self._connections: Counter[PeerId] = Counter()
-        self.handshakes = asyncio.Semaphore(limits.handshakes)
+        self._handshakes = asyncio.Semaphore(limits.handshakes)
+        self._greeting: dict[Connection, float] = {}  # since when; the oldest first
+
+    async def slot(self) -> None:
+        """Wait until one more handshake may begin. The slowest makes room: strangers who say nothing must not keep members out."""
+        while True:
+            oldest = next(iter(self._greeting.values()), None)
+            try:
+                async with asyncio.timeout_at(None if oldest is None else oldest + CROWDED_SECONDS):
+                    await self._handshakes.acquire()
+            except TimeoutError:
+                self._drop_slowest()
+            else:
+                return
+
+    def unused_slot(self) -> None:
+        self._handshakes.release()
+
+    def begin_greeting(self, connection: Connection) -> None:
+        """The use of a slot."""
+        self._greeting[connection] = asyncio.get_running_loop().time()
+
+    def end_greeting(self, connection: Connection) -> None:
+        """Give the slot back, once."""
+        if self._greeting.pop(connection, None) is not None:
+            self._handshakes.release()
+
+    def _drop_slowest(self) -> None:
+        if self._greeting:
+            slowest = next(iter(self._greeting))
+            why = f"did not say who it is within {CROWDED_SECONDS:g} s, while {self._limits.handshakes} did so at once"
+            slowest.fail_greeting(PeerUnreachableError(f"{slowest.where} {why}"))
 
     def refusal(self, peer: PeerId) -> tuple[str, str] | None:
         """Why `peer` may not open another channel, as code and reason."""
@@ -71,7 +104,6 @@ class StreamListener:
         self._unbind: Unbind | None = None
         self._forget: Callable[[StreamListener], None] = lambda _: None
         self._connections: dict[Connection, None] = {}  # in order, so that simulations repeat
-        self._greeting: set[Connection] = set()
         self._greeted: dict[Connection, PeerId] = {}
         self._counted: set[Connection] = set()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -120,16 +152,16 @@ class StreamListener:
 
     async def slot(self) -> None:
         """Wait until one more connection may be accepted; `accept` must follow, or `unused_slot`."""
-        await self._ledger.handshakes.acquire()
+        await self._ledger.slot()
 
     def unused_slot(self) -> None:
-        self._ledger.handshakes.release()
+        self._ledger.unused_slot()
 
     def accept(self, where: str) -> Connection:
         """A protocol for one accepted stream."""
         connection = Connection(self, dials=False, where=where)
         self._connections[connection] = None
-        self._greeting.add(connection)
+        self._ledger.begin_greeting(connection)
         seconds = self._context.limits.handshake_timeout
         connection.set_timer(seconds, f"{where} did not say who it is within {seconds:g} s")
         if self._closing is not None:
@@ -142,7 +174,7 @@ class StreamListener:
         return self._ledger.refusal(_peer_of(connection))
 
     def greeted(self, connection: Connection, error: SwarmError | None) -> None:
-        self._free_slot(connection)
+        self._ledger.end_greeting(connection)
         if error is None:
             self._greeted[connection] = peer = _peer_of(connection)
             refusal = self._ledger.connect(peer)
@@ -167,7 +199,7 @@ class StreamListener:
 
     def lost(self, connection: Connection) -> None:
         self._uncount(connection)
-        self._free_slot(connection)
+        self._ledger.end_greeting(connection)
         peer = self._greeted.pop(connection, None)
         if peer is not None:
             self._ledger.disconnect(peer)
@@ -207,11 +239,6 @@ class StreamListener:
             return
         limits = self._context.limits
         connection.set_timer(limits.idle_connection_timeout + limits.handshake_timeout, "idle")
-
-    def _free_slot(self, connection: Connection) -> None:
-        if connection in self._greeting:
-            self._greeting.discard(connection)
-            self._ledger.handshakes.release()
 
     def _uncount(self, connection: Connection) -> None:
         if connection in self._counted:

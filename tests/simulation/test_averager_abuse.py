@@ -28,9 +28,6 @@ from swarmavg.testing.network import SimulatedSwarm
 from swarmavg.transport.interface import TransportLimits
 from swarmavg.transport.memory import MemoryNetwork
 
-GRACE = 0.3
-"""Virtual seconds beyond its timeout that a step may take to end."""
-
 
 def now():
     return asyncio.get_running_loop().time()

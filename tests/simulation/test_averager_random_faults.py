@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmavg import (
-    SwarmError,
-)
+from swarmavg import SwarmError
 from swarmavg.testing.clock import run_virtual
 from swarmavg.testing.network import SimulatedSwarm
 

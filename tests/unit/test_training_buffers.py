@@ -108,7 +108,7 @@ def test_a_tensor_that_changed_its_form_is_named_before_anything_is_written() ->
     buffers = buffers_of(first, second)
     buffers.tensors[0].fill_(5.0)
     second.data = second.data.double()
-    with pytest.raises(ValueError, match=r"t1 has changed.*float32.*float64"):
+    with pytest.raises(ValueError, match=r"t1' has changed.*float32.*float64"):
         buffers.apply(everything(first, second))
     assert first.tolist() == [0.0, 0.0]
 

@@ -63,7 +63,7 @@ def adam(params: Any) -> torch.optim.Optimizer:
             ValueError,
             "'exp_avg'.*initialize_optimizer",
         ),
-        ({"extra_tensors": torch.zeros(2)}, TypeError, "extra_tensors.*one tensor"),
+        ({"extra_tensors": torch.zeros(2)}, TypeError, "extra_tensors.*sequence of tensors"),
         ({"extra_tensors": [2.0]}, TypeError, r"extra_tensors\[0\].*2.0"),
         ({"extra_tensors": [torch.zeros(2, dtype=torch.complex64)]}, ValueError, r"extra_tensors\[0\].*complex64"),
         ({"extra_tensors": [torch.zeros(2).to_sparse()]}, ValueError, r"extra_tensors\[0\].*sparse"),
@@ -200,7 +200,7 @@ def test_an_extra_tensor_that_is_averaged_already_is_refused() -> None:
 
 def test_tensors_that_cannot_be_averaged_in_place_are_refused() -> None:
     half = [torch.zeros(2, dtype=torch.bfloat16, requires_grad=True)]
-    with pytest.raises(ValueError, match=r"reuse_tensors=True.*0 is torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"reuse_tensors=True.*'0' is torch.bfloat16"):
         core(optimizer=adam, params=half, reuse_tensors=True)
 
 
