@@ -6,7 +6,6 @@ The public async API. It holds together matchmaking, the exchange and the tensor
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any, Literal, Self, TypedDict, overload
 
 import torch
 
+from swarmavg.agreement import match_config, schema_hash
 from swarmavg.averaging_round import AveragingRound, OwnFailureError, RoundPlanner
 from swarmavg.compression import NoCompression
 from swarmavg.compression.interface import Compression, TensorInfo, codec_per_tensor
@@ -31,7 +31,6 @@ from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.peer import Peer
 from swarmavg.planning.partition import Layout, default_part_size
 from swarmavg.protocol.group import Role
-from swarmavg.protocol.matchmaking_presence import MatchConfig
 from swarmavg.runtime.gathering import check_gather
 from swarmavg.runtime.matchmaker import Matchmaker
 from swarmavg.runtime.round_desk import RoundDesk
@@ -101,8 +100,9 @@ class Averager:
         client_mode: cannot accept connections: never a leader, never a reducer. By default as the peer is.
         auxiliary: reduces for others, contributes and receives no tensors.
         shutdown_timeout: seconds that closing may take.
-        state_compression, allow_state_sharing, declare_state_period: of the state download, which is not there yet; anything
-            but the default (for `allow_state_sharing`, False) raises `NotImplementedError`.
+        state_compression: of the state download, which is not there yet: anything but `None` raises `NotImplementedError`.
+        allow_state_sharing: likewise for anything but False.
+        declare_state_period: likewise for anything but `None`.
 
     Raises:
         ValueError, TypeError: for bad arguments, with name and value, at construction.
@@ -195,7 +195,12 @@ class Averager:
             self.peer,
             prefix=config.prefix,
             role=self.role,
-            config=self._match_config(),
+            config=match_config(
+                self._layout,
+                part_size_bytes=self._part_size,
+                min_vector_size=config.min_vector_size,
+                target_group_size=config.target_group_size,
+            ),
             target_group_size=config.target_group_size,
             min_group_size=config.min_group_size,
             request_timeout=config.request_timeout,
@@ -215,7 +220,10 @@ class Averager:
             lock=self._lock,
             desk=self._desk,
         )
-        self._unserve = self.peer.serve(f"round:{config.prefix}", self._desk.handle)
+        try:
+            self._unserve = self.peer.serve(f"round:{config.prefix}", self._desk.handle)
+        except ValueError:
+            raise ValueError(f"prefix={config.prefix!r} has an averager on this peer already") from None
         try:
             await matchmaker.start()
         except BaseException:
@@ -291,8 +299,7 @@ class Averager:
     @property
     def schema_hash(self) -> str:
         """Hash of the tensors' shapes and dtypes: peers with another one are not averaged with."""
-        text = "\n".join(f"{tuple(info.shape)} {info.dtype}" for info in self._infos)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return schema_hash(self._infos)
 
     @property
     def tensor_infos(self) -> tuple[TensorInfo, ...]:
@@ -316,6 +323,10 @@ class Averager:
         """
         async with self._lock:
             yield self._tensors
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._matchmaker is not None else "not started"
+        return f"<Averager {self.prefix!r}, {self.mode}, {self.total_size} elements, {state}>"
 
     # Averaging
 
@@ -486,7 +497,7 @@ class Averager:
                     state, self._matchmaker, bits=bits, gather=gather, search_until=search_until, attempts=attempts
                 )
             except MatchmakingError as error:
-                raise error from failure  # what happened to the group before says more
+                raise self._with_bootstrap_failures(error) from failure  # what happened to the group before says more
             except AllreduceError as error:
                 counters.note_failed()
                 if not allow_retries or isinstance(error, OwnFailureError) or loop.time() >= search_until:
@@ -505,26 +516,13 @@ class Averager:
                 self._bits = next_bits
             return result
 
-    def _match_config(self) -> MatchConfig:
-        """Everything that must agree for a plan to agree."""
-        config = self.config
-        shapes = hashlib.sha256("\n".join(str(tuple(info.shape)) for info in self._infos).encode()).hexdigest()[:16]
-        dtypes = hashlib.sha256("\n".join(str(info.dtype) for info in self._infos).encode()).hexdigest()[:16]
-        codecs = sorted({run.codec.name for run in self._layout.runs})
-        by_tensor = hashlib.sha256("\n".join(f"{run.codec.name} {run.tensors}" for run in self._layout.runs).encode())
-        return MatchConfig(
-            fields=(
-                ("tensors", str(len(self._infos))),
-                ("shapes", shapes),
-                ("dtypes", dtypes),
-                ("compression", f"{','.join(codecs)} {by_tensor.hexdigest()[:16]}"[:200]),
-                ("part_size_bytes", str(self._part_size)),
-                ("min_vector_size", str(config.min_vector_size)),
-                ("mode", "average"),
-                ("aggregator", "weighted mean"),
-                ("target_group_size", str(config.target_group_size)),
-            )
-        )
+    def _with_bootstrap_failures(self, error: MatchmakingError) -> MatchmakingError:
+        """The same error, naming also the bootstrap addresses behind which others may be."""
+        failures = self.peer.bootstrap_failures()
+        if not failures:
+            return error
+        reasons = "; ".join(f"bootstrap address {address}: {reason}" for address, reason in failures.items())
+        return MatchmakingError(f"{error.message}; {reasons}", error.seen)
 
 
 def _retrieve(task: asyncio.Task[StepResult]) -> None:

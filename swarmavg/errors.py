@@ -144,6 +144,7 @@ class MatchmakingError(SwarmError):
     def __init__(self, message: str, seen: Mapping[PeerId, str] | None = None) -> None:
         lines = [message, *(f"  {peer.short}: {why}" for peer, why in sorted((seen or {}).items()))]
         super().__init__("\n".join(lines))
+        self.message = message
         self.seen: dict[PeerId, str] = dict(seen or {})
 
 

@@ -261,6 +261,7 @@ class Peer:
             "addresses": [str(address) for address in self._own_addresses],
             "peers": [str(peer) for peer in book.known_peers()] if book is not None and self.running else [],
             "purposes": sorted(self._handlers),
+            "bootstrap_failures": {str(address): reason for address, reason in self.bootstrap_failures().items()},
             "rounds": {prefix: counters.as_dict() for prefix, counters in sorted(self._rounds.items())},
             "rates": {
                 "sent": sum(counters.rate_sent for counters in self._rounds.values()),
@@ -270,7 +271,13 @@ class Peer:
         }
 
     def __str__(self) -> str:
-        return self.join_line or f"<Peer {self._identity.peer_id if self._identity else 'not started'}>"
+        return self.join_line or repr(self)
+
+    def __repr__(self) -> str:
+        if self._identity is None:
+            return "<Peer, not started>"
+        where = ", ".join(str(address.with_peer(None)) for address in self._own_addresses) or "client mode"
+        return f"<Peer {self._identity.peer_id.short}, {where}, {'running' if self.running else 'not running'}>"
 
     # The hub
 
@@ -317,7 +324,7 @@ class Peer:
         Raises `ValueError` if the purpose is served already.
         """
         if purpose in self._handlers:
-            raise ValueError(f"purpose {purpose!r} is already served on this peer: is there another averager of this prefix?")
+            raise ValueError(f"purpose {purpose!r} is already served on this peer")
         self._handlers[purpose] = handler
 
         def end() -> None:
@@ -325,6 +332,10 @@ class Peer:
                 del self._handlers[purpose]
 
         return end
+
+    def bootstrap_failures(self) -> dict[Address, str]:
+        """Bootstrap addresses that could not be reached at the latest try, and why: what is behind an empty swarm."""
+        return self._book.bootstrap_failures() if isinstance(self._book, GossipDirectory) else {}
 
     def round_counters(self, prefix: str) -> RoundCounters:
         """The counters in which an averager of this prefix notes its rounds, for `status`."""

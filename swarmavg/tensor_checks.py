@@ -16,6 +16,8 @@ def check_tensors(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     if isinstance(tensors, torch.Tensor):
         raise TypeError("tensors must be a sequence of tensors, got one tensor: write [tensor]")
     checked = tuple(tensors)
+    if not checked:
+        raise ValueError("tensors is empty: there is nothing to average")
     for index, tensor in enumerate(checked):
         _check_tensor(f"tensors[{index}]", tensor)
     check_memory([(f"tensors[{index}]", tensor) for index, tensor in enumerate(checked)])

@@ -176,6 +176,10 @@ class GossipDirectory:
         """The neighbours with which this peer has a link now, in order."""
         return sorted(self._keeper.links)
 
+    def bootstrap_failures(self) -> dict[Address, str]:
+        """Bootstrap addresses whose latest dial failed, and why."""
+        return dict(self._keeper.bootstrap_failures)
+
     def status(self) -> dict[str, Any]:
         """Plain numbers for a person or a monitor."""
         store = self._replica.store

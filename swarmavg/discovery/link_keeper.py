@@ -92,6 +92,8 @@ class LinkKeeper:
         self._dialled: set[asyncio.Task[None]] = set()
         self._avoided: dict[PeerId, float] = {}
         self._complaints: set[Address] = set()
+        self.bootstrap_failures: dict[Address, str] = {}
+        """Bootstrap addresses whose latest dial failed, and why."""
         self._changed = asyncio.Event()
         self._closing = False
 
@@ -205,22 +207,30 @@ class LinkKeeper:
     async def _first_answer(self, target: Target) -> Channel | None:
         for address in target.addresses:
             try:
-                return await self._network.dial_address(address, GOSSIP_PURPOSE, DIAL_TIMEOUT)
+                channel = await self._network.dial_address(address, GOSSIP_PURPOSE, DIAL_TIMEOUT)
             except ClosedError:
                 return None
             except SwarmError as error:
-                self._report_dial(address, error)
+                self._report_dial(address, error, bootstrap=target.key == address)
+            else:
+                self.bootstrap_failures.pop(address, None)
+                return channel
         return None
 
-    def _report_dial(self, address: Address, error: SwarmError) -> None:
-        """Tell, once per address, what would otherwise look like an empty swarm: a wrong token, or an address that can't be."""
-        if not isinstance(error, SecurityError | AuthenticationError | AddressError) or address in self._complaints:
+    def _report_dial(self, address: Address, error: SwarmError, *, bootstrap: bool) -> None:
+        """Tell, once per address, what would otherwise look like an empty swarm: nobody at a bootstrap address, a wrong token,
+        or an address that can't be.
+        """
+        if bootstrap:
+            self.bootstrap_failures[address] = str(error)
+        telling = bootstrap or isinstance(error, SecurityError | AuthenticationError | AddressError)
+        if not telling or address in self._complaints:
             log.debug("gossip dial failed", address=str(address), error=str(error))
             return
         if len(self._complaints) >= MAX_COMPLAINTS:
             self._complaints.clear()
         self._complaints.add(address)
-        log.warning("cannot gossip with whoever is at this address", address=str(address), reason=str(error))
+        log.warning("cannot reach the swarm through this address; trying on", address=str(address), reason=str(error))
 
     async def _serve(self, channel: Channel, *, dialled: bool) -> None:
         link = Link(channel, self._store, self._on_message, dialled=dialled, timing=self._timing, rng=self._rng)

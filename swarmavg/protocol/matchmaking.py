@@ -123,6 +123,10 @@ class Matchmaking:
         """The latest moves and messages, for finding out why something happened."""
         return list(self._core.story)
 
+    def incompatibility(self, presence: Presence) -> str | None:
+        """Why a peer can never meet us as it is; `None` when it can."""
+        return self._core.view.incompatibility(presence)
+
     def seen(self, now: float) -> dict[PeerId, str]:
         """What is known about everyone seen, a line each."""
         lines = self._core.view.report(self._core.bits, now)

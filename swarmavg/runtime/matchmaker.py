@@ -40,7 +40,7 @@ from swarmavg.protocol.matchmaking_events import (
     Withdraw,
 )
 from swarmavg.protocol.matchmaking_messages import decode_message, encode_message, payload_limit
-from swarmavg.protocol.matchmaking_presence import MatchConfig, decode_presence
+from swarmavg.protocol.matchmaking_presence import MatchConfig, Presence, decode_presence
 from swarmavg.protocol.matchmaking_states import State
 from swarmavg.runtime.channels import ChannelHub
 from swarmavg.runtime.peer_links import PeerLinks
@@ -54,6 +54,7 @@ PRESENCE_TTL: Final = 30.0
 RENEW_EVERY: Final = PRESENCE_TTL / 3
 _RETRY_DIRECTORY: Final = 1.0
 _FAREWELL: Final = 1.0
+_MAX_STRANGERS: Final = 1024
 
 OnMemberLost = Callable[[GroupId, PeerId, str], None]
 
@@ -119,6 +120,7 @@ class Matchmaker:
         self._stale = asyncio.Event()
         """Set when the directory should be given a fresh presence."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._strangers: dict[PeerId, str] = {}
         self._started = False
         self._closed = False
 
@@ -295,7 +297,18 @@ class Matchmaker:
                 except RemoteProtocolError as error:
                     self._feed(PeerFailed(change.owner, f"its presence cannot be read: {error}"))
                     continue
+                self._warn_of_stranger(change.owner, presence)
                 self._feed(PresenceSeen(change.owner, presence, age))
+
+    def _warn_of_stranger(self, peer: PeerId, presence: Presence) -> None:
+        """Say once, at first sight, that a peer of the same prefix can never be averaged with, and why."""
+        reason = self._machine.incompatibility(presence) if peer != self._hub.id else None
+        if reason is None or self._strangers.get(peer) == reason:
+            return
+        while len(self._strangers) >= _MAX_STRANGERS:
+            del self._strangers[next(iter(self._strangers))]
+        self._strangers[peer] = reason
+        _log.warning("a peer of this prefix cannot be averaged with", topic=self._topic, peer=peer.short, reason=reason)
 
     async def _publish(self) -> None:
         """Publish whenever the presence changed, and often enough to keep it alive."""

@@ -37,7 +37,7 @@ class InboundLedger:
         self._greeting: dict[Connection, float] = {}  # since when; the oldest first
 
     async def slot(self) -> None:
-        """Wait until one more handshake may begin. The slowest makes room: strangers who say nothing must not keep members out."""
+        """Wait until one more handshake may begin. The slowest makes room: silent strangers must not keep members out."""
         while True:
             oldest = next(iter(self._greeting.values()), None)
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 import sys
@@ -209,3 +210,27 @@ def test_a_swarm_that_changes_its_token_averages_across_the_change():
         assert all(tensor.eq(0.5).all() for tensor in tensors)
 
     asyncio.run(main())
+
+
+def test_a_step_that_finds_nobody_names_the_bootstrap_addresses_that_failed(caplog):
+    async def main():
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            dead = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
+        async with (
+            Peer(listen=LOOPBACK, token=swarmavg.generate_token()) as other,
+            Peer(listen=LOOPBACK, token=swarmavg.generate_token(), bootstrap=[dead, other.join_line]) as peer,
+            Averager([torch.zeros(3)], peer=peer, prefix="run") as averager,
+        ):
+            while len(peer.bootstrap_failures()) < 2:
+                await asyncio.sleep(0.01)
+            with pytest.raises(swarmavg.MatchmakingError) as caught:
+                await averager.step(timeout=0.5)
+            assert f"bootstrap address {dead}" in str(caught.value)
+            assert "token" in str(caught.value)
+            assert set(peer.status()["bootstrap_failures"]) == {dead, other.join_line}
+
+    with caplog.at_level(logging.WARNING, logger="swarmavg.discovery"):
+        asyncio.run(main())
+    told = [record.message for record in caplog.records if "cannot reach the swarm through this address" in record.message]
+    assert len(told) == 2  # once each, however often they are dialled

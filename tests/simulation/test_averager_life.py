@@ -316,7 +316,7 @@ def test_an_averager_must_be_started_and_a_prefix_used_once():
             with pytest.raises(ClosedError, match="not been started"):
                 await averager.step()
             async with averager:
-                with pytest.raises(ValueError, match="already served"):
+                with pytest.raises(ValueError, match="has an averager"):
                     await Averager([torch.zeros(3)], peer=peer, prefix="run").start()
                 async with Averager([torch.zeros(3)], peer=peer, prefix="another"):
                     pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 import torch
@@ -128,3 +129,17 @@ def test_two_clients_alone_fail_with_the_reason():
                 await swarm.step_all(averagers, timeout=6)
 
     run_virtual(main)
+
+
+def test_a_peer_with_another_model_is_named_at_first_sight_with_what_differs(caplog):
+    async def main():
+        async with SimulatedSwarm() as swarm:
+            averager = await swarm.averager([torch.zeros(20, 3), torch.zeros(7)])
+            await swarm.averager([torch.zeros(20, 3), torch.zeros(8)])
+            with pytest.raises(MatchmakingError, match=r"'shapes' \(ours: 20x3, 7\)"):
+                await averager.step(timeout=4)
+
+    with caplog.at_level(logging.WARNING, logger="swarmavg.matchmaking"):
+        run_virtual(main)
+    told = [record.message for record in caplog.records if "cannot be averaged with" in record.message]
+    assert len(told) == 2  # each says it of the other, once

@@ -24,6 +24,7 @@ HUB = {  # through which averagers open channels; they use the async peer
     "accepts_channels",
     "check_running",
     "closing_with",
+    "bootstrap_failures",
     "round_counters",
     "dial_address",
     "directory",
