@@ -48,7 +48,7 @@ class Identity:
         The file is PKCS #8 in PEM, mode 0600, and stays locked until `close`: two processes with one id would be taken for
         one peer. Raises `IdentityError` for a file that is in use, open to other users, damaged or out of reach.
         """
-        place = Path(path).expanduser()
+        place = _place_of(path)
         try:
             file = KeyFile.open(place)
         except FileNotFoundError:
@@ -125,6 +125,15 @@ def verify_signature(public_key: bytes, signature: bytes, data: bytes) -> bool:
     return True
 
 
+def _place_of(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"identity must be None, the path of a key file or an Identity, got {path!r}")
+    place = Path(path).expanduser()
+    if "\0" in str(place):
+        raise IdentityError(f"identity={str(path)!r} is no path: it holds a null character")
+    return place
+
+
 def _create_and_open(path: Path) -> KeyFile:
     pem = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -134,6 +143,8 @@ def _create_and_open(path: Path) -> KeyFile:
     try:
         return KeyFile.open(path)
     except FileNotFoundError:
+        if path.is_symlink():
+            raise IdentityError(f"the key file {path} is a symbolic link to a file that is not there") from None
         raise IdentityError(f"the key file {path} vanished while it was opened") from None
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import threading
+import contextlib
+import queue
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,6 +20,32 @@ T = TypeVar("T")
 
 POLL_SECONDS = 0.2
 """How long one wait on a lock lasts: on Windows it cannot be interrupted, and a dead worker must be noticed anywhere."""
+
+
+class Signal:
+    """Set once, waited for by any thread.
+
+    In place of `threading.Event`, whose inner lock stays locked when an interrupt strikes the waiting thread at the wrong
+    moment: here that moment does not exist, since the wait is one call into C.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._news.put(None)
+
+    def wait(self, timeout: float) -> bool:
+        if not self._is_set:
+            with contextlib.suppress(queue.Empty):
+                self._news.get(timeout=timeout)
+                self._news.put(None)  # for others who wait; one who misses it notices after its own time-out
+        return self._is_set
 
 
 class Host(Protocol):
@@ -46,9 +73,9 @@ class Call(Generic[T]):
         self._host = host
         self._function = function
         self._given_up = False
-        self._stopper: KeyboardInterrupt | SystemExit | None = None
+        self._stopper: KeyboardInterrupt | SystemExit | ClosedError | None = None
         self._error: BaseException | None = None
-        self._unwound = threading.Event()
+        self._unwound = Signal()
         self._future: concurrent.futures.Future[T] | None = None
 
     def start(self) -> None:
@@ -66,6 +93,12 @@ class Call(Generic[T]):
             self._host.schedule(self._cancel_task)
         except ClosedError:
             self.lost()
+
+    def close(self) -> None:
+        """In the loop, which is about to end: cancel the coroutine. The waiting thread gets a `ClosedError`."""
+        self._given_up = True
+        self._stopper = self._stopper or ClosedError(f"closed during {self.name}")
+        self._cancel_task()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the coroutine has unwound; False if that takes more than `timeout` seconds."""
@@ -104,6 +137,8 @@ class Call(Generic[T]):
             self._end(ClosedError(f"the worker thread ended before {self.name} did"))
 
     def _begin(self) -> None:
+        if self._unwound.is_set():
+            return
         self.task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
         self.task.add_done_callback(self._settle)
         if self._given_up:
@@ -112,6 +147,8 @@ class Call(Generic[T]):
     def _cancel_task(self) -> None:
         if self.task is not None:
             self.task.cancel()
+        elif not self._unwound.is_set():  # what the thread had in mind to begin, when it was interrupted
+            self._end(self._stopper or concurrent.futures.CancelledError())
 
     async def _run(self) -> T:
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Generic, TypeVar
 
-from swarmavg.errors import ClosedError
+from swarmavg.errors import BlockingCallError, ClosedError
 from swarmavg.sync.worker import Worker
 
 T = TypeVar("T")
@@ -24,8 +25,15 @@ def held(worker: Worker, manager: AbstractAsyncContextManager[T]) -> Iterator[T]
     try:
         yield worker.run(holder.enter)
     finally:
-        with contextlib.suppress(ClosedError):
-            worker.run(holder.leave)
+        _let_go(worker, holder)
+
+
+def _let_go(worker: Worker, holder: _Holder[Any]) -> None:
+    if worker.pid != os.getpid():
+        return  # a forked child holds nothing
+    with contextlib.suppress(ClosedError, BlockingCallError):  # the latter where the garbage collector ends the block
+        worker.schedule(holder.release)  # happens though the wait for it be refused, or interrupted
+        worker.run(holder.leave)
 
 
 class _Holder(Generic[T]):
@@ -47,10 +55,14 @@ class _Holder(Generic[T]):
             await task  # raises what entering raised
         return self._entered.result()
 
+    def release(self) -> None:
+        """Let the task leave, as soon as it has entered."""
+        self._release.set()
+
     async def leave(self) -> None:
+        """After `release`: wait until the task has left. Raises what leaving raised."""
         if self._task is None or self._entered is None:
             return
-        self._release.set()
         if not self._entered.done():  # interrupted while it waited to enter
             self._task.cancel()
         await asyncio.wait([self._task])

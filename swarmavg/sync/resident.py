@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from swarmavg.errors import ClosedError, ForkedError
-from swarmavg.sync.tenancy import Tenant, acquire, release
+from swarmavg.sync.tenancy import Tenant, acquire, release, withdraw
 from swarmavg.sync.worker import Worker, refuse_running_loop
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class Resident(Generic[CoreT]):
         self._core = core
         self._tenant = Tenant(self._depart, leaves_last)
         self._worker: Worker | None = None
+        self._started = False
         self._closed = False
         self._lifecycle = threading.RLock()
 
@@ -46,11 +47,16 @@ class Resident(Generic[CoreT]):
         if worker is None:
             return self
         try:
-            worker.run(self._core.start)
+            worker.run(self._start)
         except BaseException:
-            self._abandon_start(worker)
+            if not self._started:  # an interrupt can come when all is done; the object then waits for its `close`
+                self._abandon_start(worker)
             raise
         return self
+
+    async def _start(self) -> None:
+        await self._core.start()
+        self._started = True
 
     def close(self) -> None:
         """Tell others, and leave: bounded, whatever they do. A second call does nothing, nor does one in a forked child."""
@@ -77,7 +83,12 @@ class Resident(Generic[CoreT]):
         """The worker to be started in, or None if this has been done."""
         with self._lifecycle:
             if self._worker is None and not self._closed:
-                self._worker = acquire(self._tenant)
+                try:
+                    self._worker = acquire(self._tenant)
+                except BaseException:  # an interrupt, in whichever of these lines
+                    self._worker = None
+                    withdraw(self._tenant)
+                    raise
                 return self._worker
         self._home()
         return None

@@ -73,6 +73,12 @@ def release(worker: Worker, tenant: Tenant) -> None:
     worker.stop(STOP_SECONDS)
 
 
+def withdraw(tenant: Tenant) -> None:
+    """Release a tenant whose `acquire` was interrupted, wherever it was."""
+    for worker in [worker for worker, other in _house.tenants if other is tenant]:
+        release(worker, tenant)
+
+
 def _watch_process() -> None:
     if _house.watches_process:
         return

@@ -20,7 +20,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from swarmavg.errors import BlockingCallError, ClosedError, ForkedError
-from swarmavg.sync.call import Call
+from swarmavg.sync.call import POLL_SECONDS, Call, Signal
 from swarmavg.sync.inheritance import RememberingSelector, let_go
 from swarmavg.telemetry.logs import get_logger
 
@@ -41,10 +41,15 @@ class Worker:
         self._calls: set[Call[Any]] = set()
         self._selector: RememberingSelector | None = None
         self._stopping: asyncio.Task[None] | None = None
-        entered: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, BlockingPortal]] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=_main, args=(entered, self._loop_options()), name="swarmavg-sync", daemon=True)
-        self._thread.start()
-        self._loop, self._portal = entered.result()
+        self._takes_calls = True
+        entrance = _Entrance()
+        self._thread = threading.Thread(target=_main, args=(entrance, self._loop_options()), name="swarmavg-sync", daemon=True)
+        try:
+            self._thread.start()
+            self._loop, self._portal = entrance.wait()
+        except BaseException:  # such as Ctrl-C: nobody will ever have this worker
+            entrance.turn_away()
+            raise
 
     def _loop_options(self) -> dict[str, Any]:
         if sys.platform == "win32":
@@ -57,11 +62,14 @@ class Worker:
         return self._thread.is_alive()
 
     def schedule(self, callback: Callable[[], object]) -> None:
-        """Run the callback in the loop soon, in the context of the caller. Raises `ClosedError` when the loop has ended."""
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            raise ClosedError("the worker thread of swarmavg.sync has ended") from None
+        """Run the callback in the loop soon, in the context of the caller. Raises `ClosedError` when the loop has ended, or is
+        about to.
+        """
+        with contextlib.suppress(RuntimeError):  # of a closed loop
+            if self._takes_calls:
+                self._loop.call_soon_threadsafe(callback)
+                return
+        raise ClosedError("the worker thread of swarmavg.sync has ended")
 
     def submit(self, function: Callable[[Unpack[Ts]], Awaitable[T]], *args: *Ts) -> Call[T]:
         """Begin ``await function(*args)`` in the loop and return at once."""
@@ -143,9 +151,11 @@ class Worker:
         self._stopping = self._loop.create_task(self._wind_down(grace), name="swarmavg.sync wind down")
 
     async def _wind_down(self, grace: float) -> None:
+        self._takes_calls = False
+        await asyncio.sleep(0)  # whatever other threads have scheduled before begins, and is then ended with the rest
         calls = list(self._calls)
         for call in calls:
-            call.cancel()
+            call.close()
         tasks = [call.task for call in calls if call.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=grace)
@@ -173,21 +183,52 @@ def refuse_running_loop() -> None:
     )
 
 
-def _main(
-    entered: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, BlockingPortal]], options: dict[str, Any]
-) -> None:
+class _Entrance:
+    """How a new thread and the one that started it meet, though the latter may be interrupted at any moment."""
+
+    def __init__(self) -> None:
+        self._arrived = Signal()
+        self._inside: tuple[asyncio.AbstractEventLoop, BlockingPortal] | None = None
+        self._error: BaseException | None = None
+        self._unwanted = False
+
+    def wait(self) -> tuple[asyncio.AbstractEventLoop, BlockingPortal]:
+        while not self._arrived.wait(POLL_SECONDS):
+            pass
+        if self._inside is None:
+            raise self._error or ClosedError("the worker thread of swarmavg.sync has ended")
+        return self._inside
+
+    def turn_away(self) -> None:
+        self._unwanted = True
+        if self._inside is not None:
+            loop, portal = self._inside
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                asyncio.run_coroutine_threadsafe(portal.stop(), loop)
+
+    def enter(self, portal: BlockingPortal) -> bool:
+        """In the new thread's loop: whether to stay."""
+        self._inside = asyncio.get_running_loop(), portal
+        self._arrived.set()
+        return not self._unwanted
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._arrived.set()
+
+
+def _main(entrance: _Entrance, options: dict[str, Any]) -> None:
     """The thread's life. The portal is not entered from outside, by `anyio.from_thread.start_blocking_portal`, since that waits
     for the thread for ever, even in a forked child, where the thread is missing.
     """
 
     async def serve() -> None:
         async with BlockingPortal() as portal:
-            entered.set_result((asyncio.get_running_loop(), portal))
-            await portal.sleep_until_stopped()
+            if entrance.enter(portal):
+                await portal.sleep_until_stopped()
 
     try:
         anyio.run(serve, backend="asyncio", backend_options=options)
     except BaseException as error:  # noqa: BLE001  (the end of the thread: its callers notice, see `Call.wait`)
-        if not entered.done():
-            entered.set_exception(error)
+        entrance.fail(error)
         _log.debug("the worker thread ended", error=error)

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from swarmavg.compression.interface import TensorInfo
 from swarmavg.control import StepResult
-from swarmavg.errors import ClosedError, ForkedError, SwarmError
+from swarmavg.errors import BlockingCallError, ClosedError, ForkedError, SwarmError
 from swarmavg.planning.partition import Span
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.training.actions import BackgroundRound, RunRound, StartRound, StepSequence, TouchModel, WaitForRound
@@ -185,7 +185,7 @@ class TrainingCore:
 
     def _report_failure(self, error: SwarmError) -> None:
         """Of a round. Raises it where the user wants that, or where the averager is of no more use."""
-        if self._settings.on_averaging_failure == "raise" or isinstance(error, ClosedError | ForkedError):
+        if self._settings.on_averaging_failure == "raise" or isinstance(error, ClosedError | ForkedError | BlockingCallError):
             raise error
         _log.warning("averaging round failed, training goes on with local values", epoch=self.local_epoch, error=str(error))
 

@@ -27,7 +27,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "averaged model is clearly better than the best that a peer learns alone, else 1.",
     )
     parser.add_argument("--peers", type=_whole(2, MAX_PEERS), default=4, help="number of peers (default: %(default)s)")
-    parser.add_argument("--steps", type=_whole(1), default=200, help="optimizer steps of each peer (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=_whole(1),
+        default=200,
+        help="optimizer steps of each peer (default: %(default)s); below about 40 the model has learned too little to pass",
+    )
     parser.add_argument("--seed", type=_whole(0, 2**31), default=0, help="of model, shares and batches (default: %(default)s)")
     parser.add_argument("--transport", metavar="SCHEME", default="tcp", help="how peers talk (default: %(default)s)")
     parser.add_argument("--plain", action="store_true", help="print lines, no live table; so it is too without a terminal")
