@@ -74,7 +74,12 @@ class Resident(Generic[CoreT]):
         await self._core.aclose()
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            if self._started:  # interrupted when all was done, and nobody else will close it
+                self.close()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()

@@ -100,7 +100,8 @@ class TrainingStateAverager:
         self._core.abandon_pending()
 
     def __enter__(self) -> Self:
-        return self.start()
+        self._averager.__enter__()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()

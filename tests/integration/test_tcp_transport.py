@@ -196,6 +196,19 @@ def test_strangers_beyond_the_limit_wait_in_the_backlog() -> None:
     no_complaints(program)
 
 
+def test_a_crowd_of_silent_strangers_does_not_keep_members_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmavg.transport.listener.CROWDED_SECONDS", 0.02)
+
+    async def program() -> None:
+        limits = TransportLimits(handshakes=2, handshake_timeout=1000.0)
+        async with listening(limits) as (listener, arrivals), contextlib.AsyncExitStack() as stack:
+            for _ in range(20):
+                await stack.enter_async_context(raw(listener))
+            await still_serves(listener, arrivals)
+
+    no_complaints(program)
+
+
 def test_idle_connections_of_one_peer_are_limited() -> None:
     async def program() -> None:
         limits = TransportLimits(channels_per_peer=1)

@@ -281,6 +281,20 @@ def test_places_where_no_file_can_be_are_named(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
+def test_things_that_are_no_paths_are_named() -> None:
+    with pytest.raises(TypeError, match=r"identity must be .*, got 5"):
+        Identity.load_or_create(5)  # type: ignore[arg-type]
+    with pytest.raises(IdentityError, match="null character"):
+        Identity.load_or_create("peer\0.key")
+
+
+@posix_only
+def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "peer.key").symlink_to(tmp_path / "absent.key")
+    with pytest.raises(IdentityError, match="symbolic link"):
+        Identity.load_or_create(tmp_path / "peer.key")
+
+
 @posix_only
 def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, target: Path) -> None:

@@ -230,6 +230,24 @@ def test_closing_ends_a_delayed_round_and_further_steps() -> None:
     run_virtual(main)
 
 
+def test_nothing_is_trained_before_the_start_nor_when_the_peer_is_gone() -> None:
+    async def main() -> None:
+        parameter, averager, fake = set_up()
+        with pytest.raises(ClosedError, match="has not been started"):
+            await averager.step(optimizer_step=True, averaging_round=True)
+
+        def gone() -> None:
+            raise ClosedError("this peer is closed")
+
+        async with averager:
+            fake.peer.check_running = gone
+            with pytest.raises(ClosedError, match="this peer"):
+                await averager.step(optimizer_step=True, averaging_round=True)
+        assert parameter.tolist() == [1.0, 1.0]
+
+    run_virtual(main)
+
+
 def test_a_failed_optimizer_step_raises_in_the_call() -> None:
     async def main() -> None:
         _, averager, _ = set_up()
