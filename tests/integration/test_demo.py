@@ -26,12 +26,12 @@ ENDLESS = "1000000"
 def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "swarmavg.cli.main", "demo", "--plain", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        with process:
+    with process:  # which waits for the end, so it must come to one whatever happens inside
+        try:
             yield process
             process.communicate()
-    finally:
-        process.kill()
+        finally:
+            process.kill()
 
 
 def run(*arguments: str) -> tuple[int, str]:
