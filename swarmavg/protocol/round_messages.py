@@ -22,9 +22,6 @@ from swarmavg.errors import RemoteProtocolError
 from swarmavg.identifiers import GROUP_ID_BYTES, GroupId
 from swarmavg.transport.packing import pack, unpack
 
-MAX_BEGIN_BYTES = 8 * 1024 * 1024
-"""Most bytes of a signed begin that a hello may carry."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundHello:

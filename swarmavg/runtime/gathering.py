@@ -7,10 +7,10 @@ from typing import Any
 from swarmavg.errors import RemoteProtocolError
 from swarmavg.identifiers import PeerId
 from swarmavg.protocol.group import Group
+from swarmavg.protocol.matchmaking_messages import MAX_GATHER_BYTES
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.packing import pack, unpack
 
-MAX_GATHER_BYTES = 64 * 1024
 MAX_GATHER_DEPTH = 64
 
 _log = get_logger("swarmavg.averager")

@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from swarmavg.errors import ChannelError, RemoteProtocolError
 from swarmavg.identifiers import GroupId, PeerId
-from swarmavg.protocol.round_messages import MAX_BEGIN_BYTES, RoundHello, decode_round_message
+from swarmavg.protocol.matchmaking_messages import MAX_BEGIN_BYTES
+from swarmavg.protocol.round_messages import RoundHello, decode_round_message
 from swarmavg.runtime.exchange import Exchange
 from swarmavg.runtime.round_link import NO_SUCH_ROUND
 from swarmavg.telemetry.logs import get_logger
