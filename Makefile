@@ -1,15 +1,18 @@
 # Each target sets up .venv on first use, with pip and the exact versions of constraints.txt, and again when
 # pyproject.toml or constraints.txt changes. Needs GNU make and Python >= 3.11.
 #
-#   make demo    four peers train one model on this machine       DEMO_ARGS='--plain --steps 40'
-#   make test    all tests                                        PYTEST_ARGS='tests/unit -x'
-#   make check   lint, format, types, layers, docs
-#   make docs    the documentation, into site/
-#   make clean   remove .venv and everything generated
+#   make demo       four peers train one model on this machine     DEMO_ARGS='--plain --steps 40'
+#   make test       all tests                                      PYTEST_ARGS='tests/unit -x'
+#   make simulate   the whole simulation of dying peers, which     SIMULATE_ARGS='random --seeds 100'
+#                   make test plays a sample of: half an hour
+#   make check      lint, format, types, layers, docs
+#   make docs       the documentation, into site/
+#   make clean      remove .venv and everything generated
 
 PYTHON ?= python3
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+SIMULATE_ARGS ?=
 
 # Works from any directory: make -f path/to/Makefile.
 ROOT := $(dir $(lastword $(MAKEFILE_LIST)))
@@ -19,10 +22,10 @@ INSTALLED := $(ROOT).venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check docs clean
+.PHONY: help setup demo test simulate check docs clean
 
 help:
-	@sed -n '3,$$ { /^# *make/!d; s/^# *//; p; }' '$(ROOT)Makefile'
+	@sed -n '3,$$ { /^#   /!d; s/^#   //; p; }' '$(ROOT)Makefile'
 
 setup: $(INSTALLED)
 
@@ -39,6 +42,9 @@ demo: setup
 # One thread per process: the tests start many processes, which would otherwise fight for the cores.
 test: setup
 	$(IN_ROOT) OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+simulate: setup
+	$(IN_ROOT) OMP_NUM_THREADS=1 $(VENV_PYTHON) -m swarmavg.testing.simulate $(SIMULATE_ARGS)
 
 check: setup
 	$(IN_ROOT) .venv/bin/ruff check

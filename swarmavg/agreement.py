@@ -6,11 +6,14 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from swarmavg.compression.interface import TensorInfo
+from swarmavg.config import Nonfinite
 from swarmavg.planning.partition import Layout
 from swarmavg.protocol.matchmaking_presence import MatchConfig
 
 
-def match_config(layout: Layout, *, part_size_bytes: int, min_vector_size: int, target_group_size: int | None) -> MatchConfig:
+def match_config(
+    layout: Layout, *, part_size_bytes: int, min_vector_size: int, target_group_size: int | None, nonfinite: Nonfinite
+) -> MatchConfig:
     """The fields of the config hash, in the order in which a difference is reported, worded for people."""
     infos = layout.infos
     return MatchConfig(
@@ -24,6 +27,7 @@ def match_config(layout: Layout, *, part_size_bytes: int, min_vector_size: int, 
             ("mode", "average"),
             ("aggregator", "weighted mean"),
             ("target_group_size", str(target_group_size)),
+            ("nonfinite", nonfinite),
         )
     )
 

@@ -18,7 +18,7 @@ from swarmavg.agreement import match_config, schema_hash
 from swarmavg.averaging_round import AveragingRound, OwnFailureError, RoundPlanner
 from swarmavg.compression import NoCompression
 from swarmavg.compression.interface import Compression, TensorInfo, codec_per_tensor
-from swarmavg.config import AveragerConfig, check_group_bits, check_seconds
+from swarmavg.config import AveragerConfig, Nonfinite, check_group_bits, check_seconds
 from swarmavg.control import (
     StepControl,
     StepResult,
@@ -42,6 +42,10 @@ _log = get_logger("swarmavg.averager")
 WINDOWS_WITHOUT_TIMEOUT = 3
 """With `timeout=None`, a step looks for a group for this many matchmaking windows."""
 
+HURRIED_LINGER = 0.5
+"""Seconds for which results are still served to slower members when an exception, such as Ctrl-C, ends the ``async with``
+block: the program is to be out of the swarm within two seconds, and others hold the same results."""
+
 
 class AveragerOptions(TypedDict, total=False):
     """The optional arguments of `Averager`, for code that passes them on."""
@@ -62,6 +66,7 @@ class AveragerOptions(TypedDict, total=False):
     tensor_infos: Sequence[TensorInfo] | None
     bandwidth: float | None
     min_vector_size: int
+    nonfinite: Nonfinite
     client_mode: bool | None
     auxiliary: bool
     allow_state_sharing: bool
@@ -97,6 +102,9 @@ class Averager:
         tensor_infos: one `TensorInfo` per tensor; derived by default.
         bandwidth: of this peer, in any unit common to the run; `None` = the mean of the group, 0 = others do the reducing.
         min_vector_size: a peer that would reduce fewer elements than this reduces none.
+        nonfinite: ``"reject"``: a step whose own tensors hold NaN or infinities fails before anything is sent (unless its
+            weight is 0), and a member that sends some is dropped, alone: one NaN would be in everybody's weights after one
+            round. ``"allow"``: they are averaged like other numbers. Must be the same for all peers of a run.
         client_mode: cannot accept connections: never a leader, never a reducer. By default as the peer is.
         auxiliary: reduces for others, contributes and receives no tensors.
         shutdown_timeout: seconds that closing may take.
@@ -130,6 +138,7 @@ class Averager:
         tensor_infos: Sequence[TensorInfo] | None = None,
         bandwidth: float | None = None,
         min_vector_size: int = 0,
+        nonfinite: Nonfinite = "reject",
         client_mode: bool | None = None,
         auxiliary: bool = False,
         allow_state_sharing: bool = False,
@@ -154,6 +163,7 @@ class Averager:
             reducer_timeout=reducer_timeout,
             bandwidth=bandwidth,
             min_vector_size=min_vector_size,
+            nonfinite=nonfinite,
             client_mode=peer.client_mode if client_mode is None else client_mode,
             auxiliary=auxiliary,
             shutdown_timeout=shutdown_timeout,
@@ -180,6 +190,7 @@ class Averager:
         self._round: AveragingRound | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
+        self._linger = shutdown_timeout
 
     # Life
 
@@ -199,6 +210,7 @@ class Averager:
                 self._layout,
                 part_size_bytes=self._part_size,
                 min_vector_size=config.min_vector_size,
+                nonfinite=config.nonfinite,
                 target_group_size=config.target_group_size,
             ),
             target_group_size=config.target_group_size,
@@ -256,7 +268,7 @@ class Averager:
             await asyncio.gather(*steps, return_exceptions=True)
             assert self._round is not None
             assert self._matchmaker is not None
-            await asyncio.gather(self._round.aclose(self.config.shutdown_timeout), self._matchmaker.aclose())
+            await asyncio.gather(self._round.aclose(self._linger), self._matchmaker.aclose())
         finally:
             if self._unserve is not None:
                 self._unserve()
@@ -268,6 +280,8 @@ class Averager:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._linger = min(self._linger, HURRIED_LINGER)
         await self.aclose()
 
     # What it is
@@ -314,6 +328,17 @@ class Averager:
         self._bits = check_group_bits("bits", bits)
         if self._matchmaker is not None and not self._closed:
             self._matchmaker.round_state(bits=self._bits)
+
+    def story(self, round_id: GroupId | str | None = None) -> str:
+        """What happened in one of the latest 32 rounds, in plain words: who was suspected of what, who was left out and why,
+        who took over which parts. A line each, with seconds of the event loop's clock and the term.
+
+        `round_id` is that of a `StepResult`, or the text in an error's message; by default the last round.
+        Raises `ValueError` for a round that is not among them.
+        """
+        self._check_started()
+        assert self._round is not None
+        return self._round.story(round_id)
 
     @asynccontextmanager
     async def get_tensors(self) -> AsyncIterator[Sequence[torch.Tensor]]:
@@ -429,11 +454,14 @@ class Averager:
 
     # Inside
 
+    def _check_started(self) -> None:
+        if self._matchmaker is None:
+            raise ClosedError(f"averager {self.prefix!r} has not been started: use `async with` or await start()")
+
     def _check_running(self) -> None:
         if self._closed:
             raise ClosedError(f"averager {self.prefix!r} is closed")
-        if self._matchmaker is None:
-            raise ClosedError(f"averager {self.prefix!r} has not been started: use `async with` or await start()")
+        self._check_started()
         self.peer.check_running()
 
     def _on_member_lost(self, group_id: GroupId, peer: PeerId, reason: str) -> None:

@@ -6,7 +6,8 @@ Internal to the averager, which decides about retries and holds the public API.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from swarmavg.config import AveragerConfig
 from swarmavg.control import AveragingStage, StepResult, StepState
 from swarmavg.errors import AllreduceError
-from swarmavg.identifiers import PeerId
+from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.planning.partition import Layout, Plan, make_plan
 from swarmavg.protocol.group import Group, Member
 from swarmavg.protocol.matchmaking_events import LookRequest
@@ -33,6 +34,8 @@ from swarmavg.telemetry.logs import get_logger
 
 _log = get_logger("swarmavg.round")
 
+
+REMEMBERED_STORIES = 32
 
 LONGEST_LINGER = 10
 """A member that keeps saying that it waits for results is served for so many times `reducer_timeout` at most."""
@@ -92,8 +95,11 @@ class AveragingRound:
         self._tensors = tensors
         self._lock = lock
         self._desk = desk
-        self._snapshot = Snapshot(planner.layout)
-        self._spare: torch.Tensor | None = None  # accumulator memory of an earlier round, ready for the next
+        self._spare_snapshots: list[Snapshot] = []
+        """Memory of an earlier round, ready for the next. A round that is still serving members keeps its own."""
+        self._spare: torch.Tensor | None = None
+        """The same, of an accumulator."""
+        self._stories: OrderedDict[GroupId, Callable[[], list[str]]] = OrderedDict()
         self._serving: set[asyncio.Task[None]] = set()
         self._small = planner.layout.nbytes <= INLINE_BYTES
 
@@ -125,7 +131,8 @@ class AveragingRound:
                 await self._run(state, exchange)
                 succeeded = True
             finally:
-                lost = set(exchange.excluded)
+                exchange.machine.note(loop.time(), "the step has its result" if succeeded else "the step failed")
+                lost = {group.members[position].peer_id for position in exchange.machine.out} - {self._hub.id}
         finally:
             if not succeeded:
                 state.began_allreduce = False
@@ -134,11 +141,23 @@ class AveragingRound:
         _log_round(self._config.prefix, group, result)
         return result, next_bits
 
+    def story(self, round_id: GroupId | str | None) -> str:
+        """What happened in one of the latest rounds, by default the last one. Raises `ValueError` for any other."""
+        known = {str(group_id): lines for group_id, lines in self._stories.items()}
+        wanted = next(reversed(known), None) if round_id is None else str(round_id)
+        if wanted is None:
+            return "no round has begun"
+        if wanted not in known:
+            raise ValueError(f"round_id={wanted!r} is none of the latest {len(known)} rounds of this averager")
+        return "\n".join(known[wanted]())
+
     async def aclose(self, patience: float) -> None:
         """Let members that still wait for results have them, for at most `patience` seconds, then end."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await asyncio.gather(*self._serving, return_exceptions=True)
+        if self._serving:
+            _, late = await asyncio.wait(self._serving, timeout=patience)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def _new_exchange(self, group: Group) -> Exchange:
         layout = self._planner.layout
@@ -157,9 +176,14 @@ class AveragingRound:
                 reducer=self._config.reducer_patience,
                 dial=self._config.request_timeout,
             ),
-            snapshot=self._snapshot,
-            accumulator=self._memory(RangeReducer.accumulator_bytes(layout, plan, group.position(self._hub.id))),
+            snapshot=self._spare_snapshots.pop() if self._spare_snapshots else Snapshot(layout),
+            accumulator=self._memory(RangeReducer.accumulator_bytes(layout, plan.parts[group.position(self._hub.id)])),
+            reject_nonfinite=self._config.rejects_nonfinite,
         )
+        exchange.machine.note(asyncio.get_running_loop().time(), _beginning(group))
+        self._stories[group.group_id] = exchange.machine.story
+        while len(self._stories) > REMEMBERED_STORIES:
+            self._stories.popitem(last=False)
         self._desk.open(exchange)
         return exchange
 
@@ -178,30 +202,37 @@ class AveragingRound:
             await self._within_deadline(state, exchange)
         except BaseException as error:
             why = "left the round" if isinstance(error, asyncio.CancelledError) else f"{type(error).__name__}"
+            exchange.leave(why)
             self._desk.close(group_id, f"the round is over: {why}")
-            await exchange.abort(why)
-            self._spare = exchange.accumulator
+            self._in_background(self._wind_down(exchange), f"round-wind-down-{group_id}")
             raise
         finally:
             reached = exchange.ledger.progress
             state.progress = lambda: reached  # a control that is kept keeps no memory of the round
         state.stage = AveragingStage.FINISHED
-        task = asyncio.create_task(self._serve_out(exchange), name=f"round-serve-out-{group_id}")
+        self._in_background(self._serve_out(exchange), f"round-serve-out-{group_id}")
+
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+
+    async def _wind_down(self, exchange: Exchange) -> None:
+        await exchange.wind_down()
+        self._recycle(exchange)
 
     async def _within_deadline(self, state: StepState, exchange: Exchange) -> None:
         try:
             async with asyncio.timeout_at(None if state.deadline == float("inf") else state.deadline):
                 exchange.attach()
                 state.stage = AveragingStage.AWAITING_TRIGGER
-                await _may_begin(state)
+                if not state.may_begin_now():
+                    await _unless_failed(_may_begin(state), exchange)
                 state.began_allreduce = True
                 state.stage = AveragingStage.RUNNING_ALLREDUCE
                 async with asyncio.timeout(self._config.allreduce_timeout):
-                    await self._take_snapshot(exchange)
+                    await self._take_snapshot(exchange, state.weight)
                     exchange.start(state.weight)
-                    await exchange.results()
                     await self._commit(exchange)
         except TimeoutError:
             reasons = {peer: str(exclusion) for peer, exclusion in exchange.excluded.items()}
@@ -211,36 +242,52 @@ class AveragingRound:
                 reasons,
             ) from None
 
-    async def _take_snapshot(self, exchange: Exchange) -> None:
+    async def _take_snapshot(self, exchange: Exchange, weight: float) -> None:
         if not exchange.contributes:
             return
+        rejects = self._config.rejects_nonfinite and weight > 0  # with weight 0 nothing is sent
         async with self._lock:
             with _naming_own_failure("read"):
                 if self._small:
-                    self._snapshot.take(self._tensors)
+                    exchange.snapshot.take(self._tensors, rejects)
                 else:
-                    await offload(self._snapshot.take, self._tensors)
+                    await offload(exchange.snapshot.take, self._tensors, rejects)
 
     async def _commit(self, exchange: Exchange) -> None:
         """Write what was averaged. Once it has begun, it ends: a cancellation or deadline that comes later comes too late."""
+        while True:
+            await exchange.results()
+            async with self._lock:
+                if exchange.begin_commit():  # else a member was lost while somebody held the tensors
+                    await self._write(exchange)
+                    exchange.end_commit()
+                    return
+
+    async def _write(self, exchange: Exchange) -> None:
         parts = exchange.ledger.averaged_parts()
-        if not parts:
-            return
         alpha = self._config.averaging_alpha
-        async with self._lock:
-            with _naming_own_failure("written"):
-                if self._small:
-                    self._snapshot.commit(self._tensors, parts, alpha)
-                else:
-                    await _uninterrupted(offload(self._snapshot.commit, self._tensors, parts, alpha))
+        with _naming_own_failure("written"):
+            if not parts:
+                return
+            if self._small:
+                exchange.snapshot.commit(self._tensors, parts, alpha)
+            else:
+                await _uninterrupted(offload(exchange.snapshot.commit, self._tensors, parts, alpha))
 
     async def _serve_out(self, exchange: Exchange) -> None:
         """Members on slow links are served while they say that they wait; the silent ones are dropped by the exchange."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LONGEST_LINGER * self._config.reducer_patience):
+            async with asyncio.timeout(LONGEST_LINGER * exchange.times.longest):
                 await exchange.serve_out()
         self._desk.close(exchange.group.group_id, "the round is over")
+        self._recycle(exchange)
+
+    def _recycle(self, exchange: Exchange) -> None:
+        """The round's memory serves the next one. Only one set is kept."""
+        lines = exchange.machine.story()
+        self._stories[exchange.group.group_id] = lambda: lines  # without what the machine refers to
         self._spare = exchange.accumulator
+        self._spare_snapshots = [exchange.snapshot]
 
     def _result(self, exchange: Exchange, attempts: int, matchmaking: float, allreduce: float) -> StepResult:
         ledger = exchange.ledger
@@ -252,6 +299,7 @@ class AveragingRound:
             missing=ledger.missing() if everything else [],
             fraction=ledger.fraction() if everything else 1.0,
             excluded=dict(exchange.excluded),
+            fate=exchange.fate,
             bytes_sent=exchange.bytes_sent,
             bytes_received=exchange.bytes_received,
             matchmaking_seconds=matchmaking,
@@ -275,6 +323,25 @@ def _naming_own_failure(verb: str) -> Iterator[None]:
         yield
     except (ValueError, RuntimeError) as error:  # what torch raises for tensors of another shape, or without memory
         raise OwnFailureError(f"the own tensors could not be {verb}: {error}") from error
+
+
+async def _unless_failed(waiting: Coroutine[Any, Any, None], exchange: Exchange) -> None:
+    """Wait, but not for a round that has nobody else left. Raises `AllreduceError` then."""
+    tasks = [asyncio.ensure_future(waiting), asyncio.ensure_future(exchange.failed())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _beginning(group: Group) -> str:
+    members = ", ".join(f"{member.peer_id.short} ({member.role.value})" for member in group.members)
+    return f"round {group.group_id} begins; leader {group.leader.short}; members in order: {members}"
 
 
 async def _may_begin(state: StepState) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Nonfinite: TypeAlias = Literal["reject", "allow"]
+"""What becomes of NaN and infinities among the values to be averaged."""
 
 SENDER_TIMEOUT = 15.0
 """Seconds without a single byte after which a peer is taken for dead where no timeout was given. Heartbeats go out four
@@ -29,6 +34,7 @@ class AveragerConfig:
     reducer_timeout: float | None = None
     bandwidth: float | None = None
     min_vector_size: int = 0
+    nonfinite: Nonfinite = "reject"
     client_mode: bool = False
     auxiliary: bool = False
     shutdown_timeout: float = 5.0
@@ -47,6 +53,7 @@ class AveragerConfig:
         check_number("averaging_alpha", self.averaging_alpha)
         if self.bandwidth is not None:
             check_number("bandwidth", self.bandwidth, least=0.0)
+        check_choice("nonfinite", self.nonfinite, get_args(Nonfinite))
         for name in ("client_mode", "auxiliary"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}")
@@ -63,9 +70,10 @@ class AveragerConfig:
             raise ValueError("auxiliary=True excludes client_mode=True: an auxiliary peer must be reachable to reduce")
         if self.target_group_size is not None and self.min_group_size > self.target_group_size:
             raise ValueError(f"min_group_size={self.min_group_size} exceeds target_group_size={self.target_group_size}")
-        if self.sender_patience >= self.reducer_patience:
+        sender, reducer = self.sender_patience, self.reducer_patience
+        if sender is not None and reducer is not None and sender >= reducer:
             raise ValueError(
-                f"reducer_timeout={self.reducer_patience:g} must exceed sender_timeout={self.sender_patience:g}: reducers wait "
+                f"reducer_timeout={reducer:g} must exceed sender_timeout={sender:g}: reducers wait "
                 "for slow senders, and would be dropped by the others while they do"
             )
         if self.request_timeout >= self.min_matchmaking_time:
@@ -81,17 +89,24 @@ class AveragerConfig:
             )
 
     @property
-    def sender_patience(self) -> float:
-        """Seconds of silence after which a contributor is excluded."""
+    def rejects_nonfinite(self) -> bool:
+        """Whether NaN and infinities are kept out of averages."""
+        return self.nonfinite == "reject"
+
+    @property
+    def sender_patience(self) -> float | None:
+        """Seconds after which a silent contributor is suspected; `None` = by measured progress."""
         given = self.sender_timeout if self.sender_timeout is not None else self.next_chunk_timeout
         if given is not None:
             return given
-        return SENDER_TIMEOUT if self.reducer_timeout is None else min(SENDER_TIMEOUT, self.reducer_timeout / 2)
+        return None if self.reducer_timeout is None else min(SENDER_TIMEOUT, self.reducer_timeout / 2)
 
     @property
-    def reducer_patience(self) -> float:
-        """Seconds of silence after which a reducer is given up."""
-        return self.reducer_timeout if self.reducer_timeout is not None else 2 * self.sender_patience
+    def reducer_patience(self) -> float | None:
+        """Seconds after which a silent reducer is suspected; `None` = by measured progress."""
+        if self.reducer_timeout is not None:
+            return self.reducer_timeout
+        return None if self.sender_patience is None else 2 * self.sender_patience
 
 
 def check_number(name: str, value: object, *, least: float = -math.inf) -> float:
@@ -110,6 +125,12 @@ def _is_finite(value: float) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """One of a few strings."""
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_seconds(name: str, value: object, *, optional: bool = False, infinite: bool = False) -> None:

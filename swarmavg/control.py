@@ -13,7 +13,7 @@ from typing import Any
 from swarmavg.config import check_number
 from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.planning.partition import Span
-from swarmavg.protocol.outcome import Exclusion
+from swarmavg.protocol.outcome import Exclusion, RoundFate
 from swarmavg.reduction.reducer import MAX_WEIGHT, MIN_WEIGHT
 
 
@@ -48,6 +48,17 @@ class StepResult(Mapping[PeerId, Any]):
     allreduce_seconds: float
     attempts: int = 1
     """Groups that were tried, this one included."""
+    fate: RoundFate = field(default_factory=RoundFate, repr=False)
+    """What became of the round after this result was made; see `diverged`."""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the others turned out to have gone on without this peer after it had written these averages.
+
+        Their averages may then differ from the ones here. It may become True some seconds after the step, while the round is
+        still serving slower members.
+        """
+        return self.fate.diverged
 
     @property
     def group_size(self) -> int:
@@ -77,6 +88,11 @@ class StepState:
         self.trigger = asyncio.Event()
         if triggered:
             self.trigger.set()
+
+    def may_begin_now(self) -> bool:
+        """Triggered, and not scheduled for later."""
+        now = asyncio.get_running_loop().time()
+        return self.trigger.is_set() and (self.scheduled_time is None or self.scheduled_time <= now)
 
 
 class StepControl:

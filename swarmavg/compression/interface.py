@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from swarmavg.compression.finite import all_finite
 from swarmavg.errors import RemoteProtocolError
 
 
@@ -82,6 +83,16 @@ class Compression(Protocol):
 
         `dtype` is the dtype that was encoded. Raises like `decode`, before anything was added.
         """
+
+    def is_finite(self, payload: memoryview, numel: int, dtype: torch.dtype) -> bool:
+        """Whether all values that the payload decodes to are finite. Raises like `decode`.
+
+        This one decodes to find out; codecs that can tell from the payload itself do so.
+        """
+        with torch.inference_mode(mode=False):
+            values = torch.empty(numel, dtype=dtype, device="cpu")
+        self.decode(payload, values)
+        return all_finite(values)
 
     def estimate_compression_ratio(self, info: TensorInfo) -> float:
         """Encoded bytes / bytes of the tensor, in advance. 1.0 for an empty tensor."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from swarmavg.compression.buffers import bytes_of, check_dtype, tensor_of
+from swarmavg.compression.finite import all_finite
 from swarmavg.compression.interface import Compression, Granularity, TensorInfo, check_payload
 
 
@@ -43,6 +44,10 @@ class NoCompression(Compression):
     def decode_add(self, payload: memoryview, accumulator: torch.Tensor, dtype: torch.dtype, weight: float) -> None:
         check_payload(payload, self.encoded_bytes(accumulator.numel(), dtype), self.name)
         accumulator.add_(tensor_of(payload, dtype).to(accumulator.dtype), alpha=weight)
+
+    def is_finite(self, payload: memoryview, numel: int, dtype: torch.dtype) -> bool:
+        check_payload(payload, self.encoded_bytes(numel, dtype), self.name)
+        return all_finite(tensor_of(payload, dtype))
 
     def estimate_compression_ratio(self, info: TensorInfo) -> float:
         check_dtype(info.dtype)

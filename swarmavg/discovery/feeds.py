@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from swarmavg.discovery.interface import Change, Record, Version
@@ -33,8 +33,9 @@ class Feed:
     Iterating raises `ClosedError` once the directory is closed and everything before that was read.
     """
 
-    def __init__(self, topic: str, present: Iterable[Live]) -> None:
+    def __init__(self, topic: str, present: Iterable[Live], now: Callable[[], float]) -> None:
         self._topic = topic
+        self._now = now
         self._pending: dict[PeerId, Live | None] = {live.owner: live for live in present}
         self._shown: set[PeerId] = set()
         self._closed = False
@@ -67,19 +68,20 @@ class Feed:
             self._shown.discard(owner)
             return Change(topic=self._topic, owner=owner, record=None)
         self._shown.add(owner)
-        return Change(topic=self._topic, owner=owner, record=live.as_record(asyncio.get_running_loop().time()))
+        return Change(topic=self._topic, owner=owner, record=live.as_record(self._now()))
 
 
 class Feeds:
-    """The open feeds of a directory, by topic."""
+    """The open feeds of a directory, by topic. `now` is the clock of its records, by default that of the event loop."""
 
-    def __init__(self) -> None:
-        self._open: dict[str, set[Feed]] = {}
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self._now = now or (lambda: asyncio.get_running_loop().time())
+        self._open: dict[str, dict[Feed, None]] = {}  # in order, so that simulations repeat
 
     def open(self, topic: str, present: Iterable[Live]) -> Feed:
         """Start a feed with what is there now; `close` it with the method of this class."""
-        feed = Feed(topic, present)
-        self._open.setdefault(topic, set()).add(feed)
+        feed = Feed(topic, present, self._now)
+        self._open.setdefault(topic, {})[feed] = None
         return feed
 
     def tell(self, topic: str, owner: PeerId, live: Live | None) -> None:
@@ -89,7 +91,7 @@ class Feeds:
     def close(self, feed: Feed) -> None:
         """Forget a feed; a reader that still waits on it gets `ClosedError`."""
         for topic, feeds in list(self._open.items()):
-            feeds.discard(feed)
+            feeds.pop(feed, None)
             if not feeds:
                 del self._open[topic]
         feed.close()

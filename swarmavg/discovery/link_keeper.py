@@ -87,7 +87,7 @@ class LinkKeeper:
         self._on_message = on_message
         self._timing = timing
         self._rng = rng
-        self._serving: set[Link] = set()
+        self._serving: dict[Link, None] = {}  # in order, so that simulations repeat
         self._dials: dict[Address | PeerId, asyncio.Task[None]] = {}
         self._dialled: set[asyncio.Task[None]] = set()
         self._avoided: dict[PeerId, float] = {}
@@ -236,11 +236,11 @@ class LinkKeeper:
         link = Link(channel, self._store, self._on_message, dialled=dialled, timing=self._timing, rng=self._rng)
         if not self._adopt(link):
             return
-        self._serving.add(link)
+        self._serving[link] = None
         try:
             why = await link.run()
         finally:
-            self._serving.discard(link)
+            self._serving.pop(link, None)
             replaced = self.links.get(link.peer) is not link
             if not replaced:
                 del self.links[link.peer]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import Context
 
 from swarmavg.discovery.feeds import Feeds, Live
 from swarmavg.discovery.interface import Change, Record, Version
@@ -34,7 +35,7 @@ class SharedDirectory:
         return MemoryDirectory(self, owner)
 
     def _join(self, member: MemoryDirectory) -> int:
-        self._feeds[member] = Feeds()
+        self._feeds[member] = Feeds(_now)
         self._starts[member.owner] = self._starts.get(member.owner, 0) + 1
         return self._starts[member.owner]
 
@@ -68,7 +69,7 @@ class SharedDirectory:
         ]
 
     def _live(self, topic: str) -> list[Live]:
-        now = asyncio.get_running_loop().time()
+        now = _now()
         owners = self._records.get(topic, {})
         return [owners[owner] for owner in sorted(owners) if owners[owner].expires_at > now]
 
@@ -83,11 +84,11 @@ class SharedDirectory:
             self._timer = None
         ends = [live.expires_at for owners in self._records.values() for live in owners.values()]
         if ends:
-            self._timer = asyncio.get_running_loop().call_at(min(ends), self._expire)
+            self._timer = asyncio.get_running_loop().call_at(min(ends), self._expire, context=Context())
 
     def _expire(self) -> None:
         self._timer = None
-        now = asyncio.get_running_loop().time()
+        now = _now()
         over = [live for owners in self._records.values() for live in owners.values() if live.expires_at <= now]
         for live in over:
             self._drop(live.topic, live.owner)
@@ -116,7 +117,7 @@ class MemoryDirectory:
             owner=self.owner,
             value=value,
             version=Version(self._incarnation, self._counter),
-            expires_at=asyncio.get_running_loop().time() + check_ttl(ttl),
+            expires_at=_now() + check_ttl(ttl),
         )
         self._shared._put(live)  # noqa: SLF001
 
@@ -127,7 +128,7 @@ class MemoryDirectory:
 
     async def fetch(self, topic: str) -> list[Record]:
         self._check_open()
-        now = asyncio.get_running_loop().time()
+        now = _now()
         return [live.as_record(now) for live in self._shared._live(check_topic(topic))]  # noqa: SLF001
 
     @asynccontextmanager
@@ -152,3 +153,8 @@ class MemoryDirectory:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this directory is closed")
+
+
+def _now() -> float:
+    """One clock for all members, whatever a simulation makes each of them believe: the event loop's, seen from outside."""
+    return Context().run(asyncio.get_running_loop().time)

@@ -6,6 +6,7 @@ Pure functions of what all members agree on: every member computes the same plan
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -140,7 +141,7 @@ class Layout:
         return merged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Who reduces what in one round. Positions are those of the group's members."""
 
@@ -155,6 +156,21 @@ class Plan:
     def reducers(self) -> tuple[int, ...]:
         """Positions of the members that reduce anything."""
         return tuple(position for position, parts in enumerate(self.parts) if parts)
+
+    @functools.cached_property
+    def all_parts(self) -> tuple[Part, ...]:
+        """The parts of all ranges, one range after another: a part's place here is its number."""
+        return tuple(part for parts in self.parts for part in parts)
+
+    @functools.cached_property
+    def owners(self) -> tuple[int, ...]:
+        """The reducer of each of `all_parts`."""
+        return tuple(position for position, parts in enumerate(self.parts) for _ in parts)
+
+    def numbers(self, reducer: int) -> range:
+        """The numbers of a reducer's parts."""
+        first = sum(len(parts) for parts in self.parts[:reducer])
+        return range(first, first + len(self.parts[reducer]))
 
     @property
     def contributors(self) -> tuple[int, ...]:

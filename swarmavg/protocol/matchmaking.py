@@ -331,7 +331,7 @@ class Matchmaking:
         if core.search is not None:
             core.search.refusals[event.peer] = event.reason
         if bond is not None and bond.leader == event.peer:
-            self._joiner.part(event.reason, now, silent=True)
+            self._joiner.part(event.reason, now, silent=True, dead=True)
 
     def _on_link_lost(self, event: LinkLost, now: float) -> None:
         self._joiner.ask_again(event.peer, now)
@@ -393,9 +393,15 @@ class Matchmaking:
             self._lost[1].add(peer)
             self._core.effects.append(MemberLost(group.group_id, peer, reason))
 
+    def _let_followers_go(self, leader: PeerId, now: float) -> None:
+        if self._core.view.is_excluded(leader, now):
+            self._leader.dismiss("unknown", "the leader's own group stands", now)
+        else:
+            self._leader.hand_over(leader, now)
+
     def _on_begin(self, signed: bytes, sender: PeerId | None, now: float) -> None:
         try:
-            self._joiner.obey(signed, sender, now, self._leader.hand_over)
+            self._joiner.obey(signed, sender, now, self._let_followers_go)
         except RemoteProtocolError as error:
             if sender is not None:
                 self._on_failed(PeerFailed(sender, f"sent a bad begin: {error}"), now)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmavg.errors import SwarmError
-from swarmavg.identifiers import PeerId
+from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.protocol.group import Group
 from swarmavg.protocol.matchmaking_begin import read_begin
 from swarmavg.protocol.matchmaking_core import Core
@@ -25,6 +26,8 @@ from swarmavg.protocol.matchmaking_messages import (
 )
 from swarmavg.protocol.matchmaking_states import Cause, State
 from swarmavg.protocol.ordering import order_key
+
+_REMEMBERED = 16
 
 MAX_REDIRECTS = 3
 """After so many, the join is final: whoever leads and has room must accept."""
@@ -48,6 +51,10 @@ class Joiner:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.bond: Bond | None = None
+        self._lapsed: tuple[Bond, float] | None = None
+        """A join to a leader that was lost, and until when its begin may still come from a groupmate."""
+        self._obeyed: deque[GroupId] = deque(maxlen=_REMEMBERED)
+        """The latest groups: copies of their begins may come when the round is long over."""
 
     # ---- towards the leader
 
@@ -64,8 +71,8 @@ class Joiner:
         if bond is not None:
             self._core.send(bond.leader, Leave(nonce=bond.nonce, reason=reason), now)
 
-    def part(self, why: str, now: float, *, silent: bool = False, until: float | None = None) -> None:
-        """Leave the leader and look on. `silent` or `until` set it aside."""
+    def part(self, why: str, now: float, *, silent: bool = False, until: float | None = None, dead: bool = False) -> None:
+        """Leave the leader and look on. `silent` or `until` set it aside; a `dead` one may have sent its begin to others."""
         core, bond = self._core, self.bond
         if bond is None:
             return
@@ -73,6 +80,8 @@ class Joiner:
             core.view.exclude(bond.leader, why, until=math.inf if until is None else until, silent=silent)
             core.looking.refusals[bond.leader] = why
         self.leave(why, now)
+        if dead:
+            self._lapsed = (bond, now + 2 * core.request_timeout)
         core.move(Cause.PARTED, now, f"parts from {bond.leader.short}: {why}")
 
     def _drop(self) -> Bond | None:
@@ -180,24 +189,30 @@ class Joiner:
     def obey(self, signed: bytes, sender: PeerId | None, now: float, hand_over: Callable[[PeerId, float], None]) -> None:
         """Obey a begin that names the nonce of the latest join, from whomever it came; refuse it for a reason otherwise.
 
+        The join to a leader that was lost counts too: its begin may have reached others, who bring it.
         Raises `RemoteProtocolError` when it is malformed or not signed by its leader.
         """
         core, bond = self._core, self.bond
         group = read_begin(signed, prefix=core.settings.prefix, config_hash=core.view.config_hash, signer=core.signer)
-        if core.group is not None and core.group.group_id == group.group_id:
+        if group.group_id in self._obeyed:
             return
-        named = core.me in group and bond is not None and group.member(core.me).nonce == bond.nonce
-        if bond is None or not named or group.leader != bond.leader:
+        lapsed = self._lapsed[0] if self._lapsed is not None and now <= self._lapsed[1] and core.state.looks else None
+        named = next((b for b in (bond, lapsed) if b is not None and _names(group, core.me, b)), None)
+        if named is None:
             if sender is not None and core.me in group:
                 core.send(sender, Refuse(group_id=group.group_id, reason="it does not wait for this begin any more"), now)
             return
         problem = self._problem(group)
         if problem is not None:
             core.send(group.leader, Refuse(group_id=group.group_id, reason=problem), now)
-            self.part(f"its begin is refused: {problem}", now, silent=True)
+            if named is bond:
+                self.part(f"its begin is refused: {problem}", now, silent=True)
             return
+        if named is lapsed:
+            self.leave("the group that it had joined before stands", now)
         hand_over(group.leader, now)
-        self.bond = None
+        self.bond = self._lapsed = None
+        self._obeyed.append(group.group_id)
         core.assemble(group, Cause.BEGIN_RECEIVED, now)
 
     def _problem(self, group: Group) -> str | None:
@@ -234,3 +249,7 @@ class Joiner:
         smaller = order_key(core.bits, to) < order_key(core.bits, redirector)
         below_me = not core.settings.role.leads or order_key(core.bits, to) < order_key(core.bits, core.me)
         return smaller and below_me and not core.view.is_excluded(to, now)
+
+
+def _names(group: Group, me: PeerId, bond: Bond) -> bool:
+    return group.leader == bond.leader and me in group and group.member(me).nonce == bond.nonce

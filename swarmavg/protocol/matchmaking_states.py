@@ -56,6 +56,8 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], State]] = MappingProxyType(
         (State.JOINING, Cause.PARTED): State.SEARCHING,
         (State.FOLLOWING, Cause.PARTED): State.SEARCHING,
         (State.LEADING, Cause.BEGIN_SENT): State.IN_ROUND,
+        (State.SEARCHING, Cause.BEGIN_RECEIVED): State.IN_ROUND,  # of a leader that was lost, from a groupmate
+        (State.LEADING, Cause.BEGIN_RECEIVED): State.IN_ROUND,
         (State.JOINING, Cause.BEGIN_RECEIVED): State.IN_ROUND,
         (State.FOLLOWING, Cause.BEGIN_RECEIVED): State.IN_ROUND,
         (State.SEARCHING, Cause.STOP): State.IDLE,

@@ -21,6 +21,10 @@ class ExclusionCode(enum.Enum):
     CANCELLED = "cancelled"
     REFUSED = "refused"
     PROTOCOL_VIOLATION = "protocol-violation"
+    SEVERED = "severed"
+    """It lives, but a channel between it and one of the reducers failed: it is missing from that range."""
+    FENCED = "fenced"
+    """It went on without us, or we without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,29 +39,43 @@ class Exclusion:
         return f"{self.code.value}: {self.detail}" if self.detail else self.code.value
 
 
+@dataclass(slots=True)
+class RoundFate:
+    """What becomes of a round after a member has its result."""
+
+    diverged: bool = False
+
+
 class Ledger:
-    """The parts of a round whose results this member holds."""
+    """The parts of a round whose results this member holds, by their numbers: all reducers' parts, one range after another."""
 
     def __init__(self, layout: Layout, plan: Plan, members: Sequence[PeerId]) -> None:
         self._layout = layout
-        self._plan = plan
         self._members = tuple(members)
-        self._held: list[list[int]] = [[] for _ in members]  # per reducer, the contributors of part 0, 1, ...
+        self.parts = plan.all_parts
+        self._masks: list[int | None] = [None] * len(self.parts)
+        self.bits = 0
+        """Bit p set = the result of part p is held."""
         self.elements_held = 0
 
-    def next_index(self, reducer: int) -> int:
-        """The lowest part of a reducer's range that is still missing."""
-        return len(self._held[reducer])
+    def holds(self, number: int) -> bool:
+        return self._masks[number] is not None
 
-    def complete(self, reducer: int) -> bool:
-        return len(self._held[reducer]) == len(self._plan.parts[reducer])
+    def contributors_of(self, number: int) -> int:
+        """Bits of the members in the average of a part that is held."""
+        mask = self._masks[number]
+        assert mask is not None
+        return mask
 
-    def record(self, reducer: int, contributors: int) -> Part:
-        """The result of the lowest missing part of a range has come in; returns that part."""
-        part = self._plan.parts[reducer][self.next_index(reducer)]
-        self._held[reducer].append(contributors)
-        self.elements_held += len(part)
-        return part
+    def record(self, number: int, contributors: int) -> None:
+        """The result of a part has come in, for the first time."""
+        self._masks[number] = contributors
+        self.bits |= 1 << number
+        self.elements_held += len(self.parts[number])
+
+    @property
+    def complete(self) -> bool:
+        return self.elements_held == self._layout.total
 
     @property
     def progress(self) -> float:
@@ -76,9 +94,7 @@ class Ledger:
 
     def missing(self) -> list[Span]:
         """Elements whose result never came: they keep local values."""
-        return self._layout.spans(
-            part for parts, held in zip(self._plan.parts, self._held, strict=True) for part in parts[len(held) :]
-        )
+        return self._layout.spans(part for part, mask in zip(self.parts, self._masks, strict=True) if mask is None)
 
     def contributors(self) -> list[tuple[Span, tuple[PeerId, ...]]]:
         """Who is in the average of which elements, sorted by span; nobody where all weights were 0."""
@@ -98,7 +114,7 @@ class Ledger:
         return bits
 
     def _results(self) -> list[tuple[Part, int]]:
-        return [pair for parts, held in zip(self._plan.parts, self._held, strict=True) for pair in zip(parts, held)]  # noqa: B905
+        return [(part, mask) for part, mask in zip(self.parts, self._masks, strict=True) if mask is not None]
 
     def _peers(self, mask: int) -> tuple[PeerId, ...]:
         return tuple(peer for position, peer in enumerate(self._members) if mask >> position & 1)

@@ -13,7 +13,7 @@ import torch
 
 from swarmavg.compression.buffers import bytes_of
 from swarmavg.errors import RemoteProtocolError
-from swarmavg.planning.partition import Layout, Part, Plan
+from swarmavg.planning.partition import Layout, Part
 
 MAX_WEIGHT = 1e18
 MIN_WEIGHT = 1e-18
@@ -32,26 +32,38 @@ class PartResult:
 
 
 class RangeReducer:
-    """Weighted mean over the parts of one member's range: sum(w_i * x_i) / sum(w_i), in float32 or wider.
+    """Weighted mean of given parts: sum(w_i * x_i) / sum(w_i), in float32 or wider. A part's index is its place in `parts`.
 
     `memory` is a byte tensor of at least `accumulator_bytes`, reused between rounds by the caller. A finished part's
     encoding replaces its sums there, so that results cost no memory of their own and can be passed on later.
+
+    With `reject_nonfinite`, a part that holds NaN or an infinity is refused, and the contributor's earlier parts stay in.
+    Finite inputs may still make an infinite average, if a sum exceeds the accumulator's dtype: it is what the arithmetic gives.
     """
 
-    def __init__(self, layout: Layout, plan: Plan, position: int, memory: torch.Tensor) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        parts: Sequence[Part],
+        contributors: Iterable[int],
+        memory: torch.Tensor,
+        *,
+        reject_nonfinite: bool = True,
+    ) -> None:
         self._layout = layout
-        self.parts: Sequence[Part] = plan.parts[position]
+        self.parts = tuple(parts)
+        self._reject_nonfinite = reject_nonfinite
         self._weights: dict[int, float] = {}
-        self._awaited: set[int] = set(plan.contributors)
-        self._progress: dict[int, int] = dict.fromkeys(plan.contributors, 0)
+        self._awaited: set[int] = set(contributors)
+        self._progress: dict[int, int] = dict.fromkeys(self._awaited, 0)
         self._touched = 0  # parts below it hold a sum already
         self.results: list[PartResult] = []
-        self._sums = [view for view, _ in _carve(layout, self.parts, memory)]
+        self._sums = _carve(layout, self.parts, memory)
 
     @staticmethod
-    def accumulator_bytes(layout: Layout, plan: Plan, position: int) -> int:
-        """Bytes of `memory` that a range needs."""
-        return sum(len(part) * layout.runs[part.run].accumulator_dtype.itemsize for part in plan.parts[position])
+    def accumulator_bytes(layout: Layout, parts: Iterable[Part]) -> int:
+        """Bytes of `memory` that the parts need."""
+        return sum(len(part) * layout.runs[part.run].accumulator_dtype.itemsize for part in parts)
 
     @property
     def finished(self) -> bool:
@@ -90,10 +102,14 @@ class RangeReducer:
         return run.codec.encoded_bytes(len(part), run.dtype)
 
     def add(self, position: int, index: int, payload: memoryview) -> None:
-        """Add a contributor's next part, encoded. Raises `RemoteProtocolError` for a payload that is none."""
+        """Add a contributor's next part, encoded. Raises `RemoteProtocolError` for a payload that is refused; then the part
+        counts as not delivered, and nothing of it is in any sum.
+        """
         self.expected_payload(position, index)
         part, sums, weight = self.parts[index], self._sums[index], self._weights[position]
         run = self._layout.runs[part.run]
+        if self._reject_nonfinite and not run.codec.is_finite(payload, len(part), run.dtype):
+            raise RemoteProtocolError(f"part {index} holds NaN or infinite values, which nonfinite='reject' does not admit")
         if index >= self._touched:
             if run.dtype == sums.dtype:
                 run.codec.decode(payload, sums)
@@ -122,11 +138,12 @@ class RangeReducer:
             self.results.append(self._average(self.parts[len(self.results)]))
 
     def _average(self, part: Part) -> PartResult:
-        weights = {p: w for p, w in self._weights.items() if w > 0 and self._progress[p] > part.index}
+        index = len(self.results)
+        weights = {p: w for p, w in self._weights.items() if w > 0 and self._progress[p] > index}
         total = sum(weights.values())
         if total == 0:
             return PartResult(part=part, contributors=0, payload=memoryview(b""))
-        run, sums = self._layout.runs[part.run], self._sums[part.index]
+        run, sums = self._layout.runs[part.run], self._sums[index]
         if total != 1.0:
             sums.div_(total)
         encoded = run.codec.encode(sums.to(run.dtype))
@@ -141,14 +158,13 @@ def check_weight(weight: float) -> None:
         raise RemoteProtocolError(f"weight {weight!r} is not 0 or between {MIN_WEIGHT} and {MAX_WEIGHT}")
 
 
-def _carve(layout: Layout, parts: Iterable[Part], memory: torch.Tensor) -> Iterable[tuple[torch.Tensor, Part]]:
-    """Typed views of consecutive pieces of a byte tensor, widest dtype first so that each is aligned."""
+def _carve(layout: Layout, parts: Sequence[Part], memory: torch.Tensor) -> list[torch.Tensor]:
+    """A typed view of a piece of a byte tensor per part; the widest dtypes lie first, so that each piece is aligned."""
     views: dict[int, torch.Tensor] = {}
-    listed = list(parts)
     at = 0
-    for part in sorted(listed, key=lambda p: -layout.runs[p.run].accumulator_dtype.itemsize):
+    for index, part in sorted(enumerate(parts), key=lambda item: -layout.runs[item[1].run].accumulator_dtype.itemsize):
         dtype = layout.runs[part.run].accumulator_dtype
         size = len(part) * dtype.itemsize
-        views[part.index] = memory[at : at + size].view(dtype)
+        views[index] = memory[at : at + size].view(dtype)
         at += size
-    return [(views[part.index], part) for part in listed]
+    return [views[index] for index in range(len(parts))]

@@ -1,6 +1,7 @@
 """A copy of the averaged tensors in the order of the layout: what is sent, and where results land until the commit.
 
 Computation only. The live tensors are read once (`take`) and written once (`commit`), both by the caller's rules of locking.
+Results stay readable after the commit: they are passed on to members that lack them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from swarmavg.planning.partition import Layout, Part
+from swarmavg.compression.finite import all_finite, nonfinite_count_and_first
+from swarmavg.planning.partition import Layout, Part, Run
 from swarmavg.reduction.memory import plain_memory
+
+BLEND_ELEMENTS = 1 << 16
+"""Averages are blended in pieces of so many elements, whose temporary copies stay in the cache."""
 
 
 class Snapshot:
@@ -25,8 +30,11 @@ class Snapshot:
         run = self._layout.runs[part.run]
         return self._flat[part.run][part.start - run.start : part.stop - run.start]
 
-    def take(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors in."""
+    def take(self, tensors: Sequence[torch.Tensor], reject_nonfinite: bool = False) -> None:
+        """Copy the tensors in.
+
+        Raises `ValueError` if one has changed its shape or dtype, and with `reject_nonfinite` if one holds NaN or infinities.
+        """
         self._check(tensors)
         if not self._flat:
             self._flat = [plain_memory(run.stop - run.start, run.dtype) for run in self._layout.runs]
@@ -35,11 +43,13 @@ class Snapshot:
                 source = tensors[index].detach()
                 start = offset - run.start
                 flat[start : start + source.numel()].view(source.shape).copy_(source)
+            if reject_nonfinite and not all_finite(flat):
+                raise ValueError(self._nonfinite(run, flat))
 
     def commit(self, tensors: Sequence[torch.Tensor], parts: Sequence[Part], alpha: float) -> None:
         """Write the given parts into the tensors: ``local += alpha * (average - local)``, exactly the average at alpha 1.
 
-        All parts must hold results. Elements outside them are left alone. The snapshot's values are used up.
+        All parts must hold results. Elements outside them are left alone, and so are the snapshot's values.
         """
         self._check(tensors)
         for run_index, run in enumerate(self._layout.runs):
@@ -56,6 +66,19 @@ class Snapshot:
                 raise ValueError(
                     f"tensors[{index}] is now {tuple(tensor.shape)} {tensor.dtype}, but was listed as {info.shape} {info.dtype}"
                 )
+
+    def _nonfinite(self, run: Run, flat: torch.Tensor) -> str:
+        """Name the first tensor of a run whose values are not all finite."""
+        for index, offset in zip(run.tensors, run.offsets, strict=True):
+            info = self._layout.infos[index]
+            values = flat[offset - run.start : offset - run.start + info.numel]
+            if not all_finite(values):
+                count, first, value = nonfinite_count_and_first(values)
+                return (
+                    f"tensors[{index}] (key {info.key!r}) holds {count} of {info.numel} values that are NaN or infinite, "
+                    f"the first is {value} at element {first}: nonfinite='reject' does not send them"
+                )
+        raise AssertionError("all values are finite")
 
 
 def _joined(parts: Sequence[Part]) -> list[tuple[int, int]]:
@@ -82,11 +105,23 @@ def _write(tensor: torch.Tensor, first: int, last: int, average: torch.Tensor, a
 
 
 def _blend(local: torch.Tensor, average: torch.Tensor, alpha: float) -> None:
-    """``local += alpha * (average - local)``; `average` is scratch afterwards, so that no second copy is needed."""
+    """``local += alpha * (average - local)``, in pieces: `average` stays as it is, and no second full copy is made."""
+    count = local.numel()
     if alpha == 1.0:
         local.copy_(average)
-    elif local.dtype in (torch.float32, torch.float64):
-        local.add_(average.sub_(local), alpha=alpha)
+    elif count <= BLEND_ELEMENTS:
+        _blend_piece(local, average, alpha)
+    elif local.shape[0] == 1:
+        _blend(local[0], average[0], alpha)
+    else:
+        rows = max(BLEND_ELEMENTS * local.shape[0] // count, 1)
+        for row in range(0, local.shape[0], rows):
+            _blend(local[row : row + rows], average[row : row + rows], alpha)
+
+
+def _blend_piece(local: torch.Tensor, average: torch.Tensor, alpha: float) -> None:
+    if local.dtype in (torch.float32, torch.float64):
+        local.add_(average.sub(local), alpha=alpha)
     else:
         wide = local.float()
         local.copy_(wide.add_(average.float().sub_(wide), alpha=alpha))

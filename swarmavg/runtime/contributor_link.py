@@ -1,120 +1,97 @@
-"""A contributor's channel to one reducer: the input parts of its range go out, the averages come back."""
+"""A contributor's channel to one reducer: the inputs of its range or job go out, the averages come back."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swarmavg.errors import DialError, RemoteProtocolError
+from swarmavg.errors import RemoteProtocolError
 from swarmavg.protocol.round_messages import (
+    ChannelKind,
     RoundBeat,
-    RoundHello,
     RoundPart,
     RoundResult,
     RoundStart,
     decode_round_message,
 )
-from swarmavg.runtime.round_link import Link, naming_failures, send_payload
+from swarmavg.runtime.round_link import Link, send_payload
 from swarmavg.transport.interface import END, Channel
 
 if TYPE_CHECKING:
     from swarmavg.runtime.exchange import Exchange
 
-DIAL_ATTEMPTS = 2
-
 
 class ContributorLink(Link):
-    """Lives from the moment the group stands until the reducer's last result is in.
+    """`run` returns normally when every result of the parts `numbers` is held, and raises `LinkFailedError` otherwise."""
 
-    `run` returns normally when every result of the range is held, and raises `LinkFailedError` otherwise.
-    """
-
-    def __init__(self, exchange: Exchange, reducer: int) -> None:
-        super().__init__()
-        self._exchange = exchange
-        self._reducer = reducer
-        self._parts = exchange.plan.parts[reducer]
+    def __init__(self, exchange: Exchange, *, reducer: int, job: int | None, numbers: Sequence[int]) -> None:
+        super().__init__(exchange, dialler=exchange.position, server=reducer, job=job)
+        self._numbers = numbers
         self._begun = 0  # parts whose sending has begun: results of later ones are a lie
+        self._received = 0
         self._scratch: memoryview | None = None
 
+    @property
+    def complete(self) -> bool:
+        return self._received == len(self._numbers)
+
+    def owes(self) -> bool:
+        return self._begun == len(self._numbers) and not self.complete and not self.waiting_for
+
     async def run(self) -> None:
-        with naming_failures():
-            channel = await self._dial()
-        self.check_given_up(channel)
+        channel = await self.dial(ChannelKind.INPUTS)
         await self.converse(channel, self._send(channel), self._receive(channel))
 
-    async def _dial(self) -> Channel:
-        exchange = self._exchange
-        peer = exchange.group.members[self._reducer].peer_id
-        for attempt in range(DIAL_ATTEMPTS):
-            try:
-                return await exchange.hub.open_channel(peer, exchange.purpose, timeout=exchange.times.dial)
-            except DialError:
-                if attempt + 1 == DIAL_ATTEMPTS:
-                    raise
-                await asyncio.sleep(min(0.2, exchange.times.dial))
-        raise AssertionError("unreachable")
-
     async def _send(self, channel: Channel) -> None:
-        exchange, ledger = self._exchange, self._exchange.ledger
-        await send_payload(channel, self._hello().encode(), exchange.group.signed)
+        exchange = self.exchange
         while exchange.weight is None:
-            await self._beat_or_wait(channel, waiting_for=(exchange.position,))
-        await channel.send(RoundStart(term=exchange.term, weight=exchange.weight).encode())
+            await self.beat_or_wait(channel, waiting_for=(exchange.position,))
+        await channel.send(RoundStart(weight=exchange.weight).encode())
         if exchange.weight > 0:
-            for part in self._parts:
+            for index, number in enumerate(self._numbers):
                 self.pulse.beat_due = False  # a part says as much
-                self._begun = part.index + 1
-                payload = exchange.encoded(part)
+                self._begun = index + 1
+                payload = exchange.encoded(number)
                 exchange.bytes_sent += payload.nbytes
-                await send_payload(channel, RoundPart(term=exchange.term, index=part.index).encode(), payload)
-        self._begun = len(self._parts)
-        while not ledger.complete(self._reducer):
-            await self._beat_or_wait(channel, waiting_for=())
+                await send_payload(channel, RoundPart(index=index).encode(), payload)
+        self._begun = len(self._numbers)
+        while not self.complete:
+            await self.beat_or_wait(channel, waiting_for=())
         await channel.end()
-
-    def _hello(self) -> RoundHello:
-        group, exchange = self._exchange.group, self._exchange
-        return RoundHello(
-            group_id=group.group_id,
-            term=exchange.term,
-            sender=group.members[exchange.position].nonce,
-            receiver=group.members[self._reducer].nonce,
-            plan_hash=exchange.plan.hash,
-        )
-
-    async def _beat_or_wait(self, channel: Channel, waiting_for: tuple[int, ...]) -> None:
-        if await self.pulse.wait():
-            await channel.send(RoundBeat(term=self._exchange.term, waiting_for=waiting_for).encode())
 
     async def _receive(self, channel: Channel) -> None:
         while (message := await channel.receive(self._allocate)) is not END:
             content = decode_round_message(message.header)
-            if content.term != self._exchange.term:
-                continue
             if isinstance(content, RoundResult):
                 self._take_result(content, message.payload)
-            elif not isinstance(content, RoundBeat):
+            elif isinstance(content, RoundBeat):
+                self.take_beat(content, message.header)
+            else:
                 raise RemoteProtocolError(f"a reducer sent {type(content).__name__}")
-        if not self._exchange.ledger.complete(self._reducer):
-            raise RemoteProtocolError(
-                f"ended after {self._exchange.ledger.next_index(self._reducer)} of {len(self._parts)} results"
-            )
+        if not self.complete:
+            raise RemoteProtocolError(f"ended after {self._received} of {len(self._numbers)} results")
 
     def _take_result(self, result: RoundResult, payload: memoryview) -> None:
-        exchange, ledger = self._exchange, self._exchange.ledger
-        if result.index != ledger.next_index(self._reducer) or result.index >= self._begun:
-            raise RemoteProtocolError(f"result {result.index} where {ledger.next_index(self._reducer)} is due")
-        if result.contributors & ~exchange.contributor_bits:
-            raise RemoteProtocolError(f"result {result.index} names contributors that the group does not have")
+        exchange = self.exchange
+        if result.index != self._received or result.index >= self._begun:
+            raise RemoteProtocolError(f"result {result.index} where {self._received} is due")
+        exchange.check_contributors(result.contributors)
+        if bool(payload.nbytes) != bool(result.contributors):
+            raise RemoteProtocolError(f"result {result.index} of {result.contributors:b} with {payload.nbytes} bytes")
+        if bool(result.contributors >> exchange.position & 1) != (exchange.weight != 0):
+            raise RemoteProtocolError(
+                f"result {result.index} without the input that this member gave, or with one it did not give"
+            )
         exchange.bytes_received += payload.nbytes
-        exchange.accept_result(self._reducer, result.contributors, payload)
-        if ledger.complete(self._reducer):
+        exchange.accept_result(self._numbers[result.index], result.contributors, payload)
+        self._received += 1
+        self.waiting_for = ()
+        if self.complete:
             self.pulse.news()
 
     def _allocate(self, _header: bytes, size: int) -> memoryview:
-        if size > self._exchange.largest_payload:
-            raise RemoteProtocolError(f"a result of {size} bytes, where {self._exchange.largest_payload} is the most")
+        if size > self.exchange.largest_payload:
+            raise RemoteProtocolError(f"a result of {size} bytes, where {self.exchange.largest_payload} is the most")
         if self._scratch is None:
-            self._scratch = self._exchange.new_scratch()
+            self._scratch = self.exchange.new_scratch()
         return self._scratch[:size]

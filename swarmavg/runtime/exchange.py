@@ -1,30 +1,57 @@
-"""One peer's part in one round: a channel to each reducer, a channel from each contributor, and what became of it all.
+"""One peer's part in one round: its channels, what it reduces, and what the round's machine decides about them.
 
-An exchange moves numbers between the channels, the reducer and the snapshot. It does not know the live tensors, does not
-look for groups, and decides nothing about retries.
+An exchange moves numbers between the channels, the reducers and the snapshot, and carries out the effects of the machine
+(`protocol.round`). It does not know the live tensors, does not look for groups, and decides nothing about retries.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from swarmavg.errors import AllreduceError
+from swarmavg.compression.buffers import bytes_of
+from swarmavg.errors import AllreduceError, FencedError, LocalProtocolError, RemoteProtocolError
 from swarmavg.identifiers import PeerId
 from swarmavg.planning.partition import Layout, Part, Plan
 from swarmavg.protocol.group import Group
-from swarmavg.protocol.outcome import Exclusion, ExclusionCode, Ledger
-from swarmavg.protocol.round_messages import RoundHello
+from swarmavg.protocol.outcome import Exclusion, ExclusionCode, Ledger, RoundFate
+from swarmavg.protocol.round import Round
+from swarmavg.protocol.round_control import LinkId, Term
+from swarmavg.protocol.round_events import (
+    Acknowledged,
+    CommitBegun,
+    CommitEnded,
+    ControlLost,
+    ControlMissing,
+    Drop,
+    Jobs,
+    LeaveRound,
+    LinkFailed,
+    MemberLeft,
+    Open,
+    RoundEvent,
+    RoundSetting,
+    Send,
+    Sever,
+    TermSeen,
+    Tick,
+)
+from swarmavg.protocol.round_jobs import Job
+from swarmavg.protocol.round_messages import ChannelKind, RoundHello
+from swarmavg.protocol.round_states import RoundState
 from swarmavg.reduction.memory import plain_memory
 from swarmavg.reduction.reducer import RangeReducer
 from swarmavg.reduction.snapshot import Snapshot
 from swarmavg.runtime.channels import ChannelHub
 from swarmavg.runtime.contributor_link import ContributorLink
-from swarmavg.runtime.reducer_link import ReducerLink
-from swarmavg.runtime.round_link import LinkFailedError, RoundTimes
+from swarmavg.runtime.control_links import ControlLinks
+from swarmavg.runtime.relay_links import Relay, RelayLink
+from swarmavg.runtime.round_link import ANOTHER_TERM, Link, LinkFailedError, RoundTimes, fenced_code, hello_of
+from swarmavg.runtime.served_range import ServedRange
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.interface import Channel
 
@@ -36,7 +63,8 @@ _log = get_logger("swarmavg.round")
 
 class Exchange:
     """Usage: `attach` when the group stands, `start` with the weight once the snapshot is taken, `results` until every
-    result this member can have is in, then `serve_out` (or `abort`).
+    result is in and may be committed, `begin_commit` and `end_commit` around the commit, then `serve_out` (or `leave` and
+    `wind_down`).
     """
 
     def __init__(
@@ -50,266 +78,552 @@ class Exchange:
         times: RoundTimes,
         snapshot: Snapshot,
         accumulator: torch.Tensor,
+        reject_nonfinite: bool = True,
     ) -> None:
         self.hub = hub
         self.purpose = purpose
         self.group = group
+        self.layout = layout
         self.plan = plan
         self.times = times
+        self.reject_nonfinite = reject_nonfinite
         self.position = group.position(hub.id)
-        self.term = 0
         self.weight: float | None = None
+        self.snapshot = snapshot
         self.accumulator = accumulator
-        self.reducer = RangeReducer(layout, plan, self.position, accumulator)
         self.ledger = Ledger(layout, plan, [member.peer_id for member in group.members])
-        self.contributor_bits = sum(1 << position for position in plan.contributors)
-        self.excluded: dict[PeerId, Exclusion] = {}
         self.bytes_sent = 0
         self.bytes_received = 0
-        self._layout = layout
-        self._snapshot = snapshot
-        self.largest_payload = max((self._payload_bytes(part) for parts in plan.parts for part in parts), default=0)
-        self._outgoing: dict[int, ContributorLink] = {}
-        self._incoming: dict[int, ReducerLink] = {}
-        self._awaited = self._awaited_contributors()
-        self._served: set[int] = set()
+        self.largest_payload = max((self._payload_bytes(part) for part in plan.all_parts), default=0)
+        self.largest_values = max((self._values_bytes(part) for part in plan.all_parts), default=0)
+        self.fate = RoundFate()
+        self.machine = Round(self._setting())
+        self._control = ControlLinks(self, self._feed)
+        self._outgoing: dict[Link, None] = {}
+        """Channels that this member opens, until their work is done."""
+        self._ranges: dict[int | None, ServedRange] = {}
+        self._relays: dict[int, Relay] = {}
+        self._kept: dict[int, tuple[int, memoryview]] = {}
+        """Results that an auxiliary peer passes on, which has no snapshot to keep them in."""
+        self._jobs_of = Term(0, 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._attached_at = 0.0
-        self._handed_out = 0
         self._broken: BaseException | None = None
         self._left = False
+        self._dropped: dict[PeerId, Exclusion] = {}
+        """Contributors that this member dropped from what it reduces. The others learn of it with the next term."""
+        self._acknowledgements = 0
+        self._inbound = 0
+        """Channels of others that are being handled."""
+        self._announced = RoundState.RUNNING
 
-    # What the links use
+    def _setting(self) -> RoundSetting:
+        members = self.group.members
+        return RoundSetting(
+            me=self.position,
+            names=[member.peer_id.short for member in members],
+            salt=self.group.group_id.digest,
+            leader=self.group.position(self.group.leader),
+            serves=frozenset(i for i, member in enumerate(members) if member.role.leads),
+            receives=frozenset(self.plan.contributors),
+            owners=self.plan.owners,
+            request_timeout=self.times.dial,
+            patience=self.times.longest,
+            holdings=lambda: self.ledger.bits,
+            heard=self._heard,
+        )
 
-    def encoded(self, part: Part) -> memoryview:
-        """The own input of a part, as it travels."""
-        return self._layout.runs[part.run].codec.encode(self._snapshot.values(part))
+    # What the channels use
 
-    def new_scratch(self) -> memoryview:
-        """Memory for one received payload, aligned for every dtype."""
-        return plain_memory(self.largest_payload, torch.uint8).numpy().data
-
-    def accept_result(self, reducer: int, contributors: int, payload: memoryview) -> None:
-        """Write the result of the lowest missing part of a range into the snapshot. Raises `RemoteProtocolError`."""
-        part = self.plan.parts[reducer][self.ledger.next_index(reducer)]
-        if contributors:
-            self._layout.runs[part.run].codec.decode(payload, self._snapshot.values(part))
-        self.ledger.record(reducer, contributors)
-        if self.ledger.complete(reducer):
-            self._changed.set()
-
-    def results_may_have_come(self) -> None:
-        """The reducer has been given something: hand out what is finished now."""
-        own = self.position
-        finished = len(self.reducer.results)
-        if finished == self._handed_out:
-            return
-        self._handed_out = finished
-        if self.contributes:
-            while self.ledger.next_index(own) < finished:
-                result = self.reducer.results[self.ledger.next_index(own)]
-                self.accept_result(own, result.contributors, result.payload)
-        for link in self._incoming.values():
-            link.pulse.news()
-        if self.reducer.finished:
-            self._changed.set()
-
-    # The course of a round
+    @property
+    def term(self) -> Term:
+        return self.machine.term
 
     @property
     def contributes(self) -> bool:
         return self.plan.contributes[self.position]
 
-    @property
-    def _reduces(self) -> bool:
-        return bool(self.plan.parts[self.position])
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def hello(self, kind: ChannelKind, server: int, job: int | None) -> RoundHello:
+        return hello_of(self, kind, server, job)
+
+    def encoded(self, number: int) -> memoryview:
+        """The own input of a part, as it travels. Raises `LocalProtocolError` where the part's result has replaced it."""
+        if self.ledger.holds(number):
+            raise LocalProtocolError(f"the input of part {number}, whose result is held, is needed again")
+        part = self.ledger.parts[number]
+        return self.layout.runs[part.run].codec.encode(self.snapshot.values(part))
+
+    def new_scratch(self) -> memoryview:
+        """Memory for one received payload, aligned for every dtype."""
+        return plain_memory(self.largest_payload, torch.uint8).numpy().data
+
+    def check_contributors(self, contributors: int) -> None:
+        """Raise `RemoteProtocolError` if a result names members that contribute nothing."""
+        if contributors & ~sum(1 << position for position in self.plan.contributors):
+            raise RemoteProtocolError("a result names contributors that the group does not have")
+
+    def accept_result(self, number: int, contributors: int, payload: memoryview) -> None:
+        """Write an encoded result into the snapshot, unless it is there. Raises `RemoteProtocolError`."""
+        if self.ledger.holds(number):
+            return
+        part = self.ledger.parts[number]
+        if contributors:
+            self.layout.runs[part.run].codec.decode(payload, self.snapshot.values(part))
+        self._held(number, contributors)
+
+    def accept_values(self, number: int, contributors: int, values: memoryview) -> None:
+        """Take bare values that another member passed on. Raises `RemoteProtocolError`."""
+        part = self.ledger.parts[number]
+        if values.nbytes != (self._values_bytes(part) if contributors else 0):
+            raise RemoteProtocolError(f"{values.nbytes} bytes of values where {self._values_bytes(part)} make the part")
+        if not self.contributes:
+            self._kept[number] = (contributors, values)
+            self._news_for_relays()
+        elif not self.ledger.holds(number):
+            if contributors:
+                bytes_of(self.snapshot.values(part))[:] = values
+            self._held(number, contributors)
+
+    def result_of(self, number: int) -> tuple[int, memoryview] | None:
+        """Who is in a result, and its bare values; `None` while it is not here."""
+        if not self.contributes:
+            return self._kept.get(number)
+        if not self.ledger.holds(number):
+            return None
+        return self.ledger.contributors_of(number), bytes_of(self.snapshot.values(self.ledger.parts[number]))
+
+    def acknowledged(self, job: int | None) -> None:
+        """Somebody has fetched every result of the own range, or of a job."""
+        self._acknowledgements += 1
+        self._feed(Acknowledged(job))
+
+    def link_failed(self, link: LinkId, accused: int, failure: LinkFailedError) -> None:
+        """A data channel ended before its work was done."""
+        if self._left or self.machine.state.over:
+            return
+        if failure.fenced_by is not None:
+            self._feed(ControlLost(accused, failure.code, failure.detail, failure.fenced_by))
+        elif not failure.blameless:
+            peer = self._peer(accused)
+            _log.info(
+                "channel of the round failed",
+                peer=peer.short,
+                group=self.group.group_id,
+                reason=failure.code.value,
+                detail=failure.detail,
+            )
+            if accused == link.contributor:
+                self._dropped.setdefault(peer, Exclusion(peer_id=peer, code=failure.code, detail=failure.detail))
+            self._feed(LinkFailed(link, accused, failure.code, failure.detail))
+
+    def changed(self) -> None:
+        """Something that others may wait for has changed."""
+        self._changed.set()
+
+    def term_seen(self, sender: int, term: Term) -> None:
+        if term > self.machine.term:
+            self._feed(TermSeen(sender, term))
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task that ends with the round; an exception that escapes it ends the round on this side."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    # The course of a round
 
     def attach(self) -> None:
         """Open the channels to all reducers; they and the contributors learn that this member is there and waits."""
-        self._attached_at = asyncio.get_running_loop().time()
-        if self.contributes:
-            for reducer in self.plan.reducers:
-                if reducer != self.position:
-                    link = self._outgoing[reducer] = ContributorLink(self, reducer)
-                    self._spawn(self._contribute(reducer, link), f"round-to-{self._peer(reducer).short}")
-        self._spawn(self._watch(), "round-watchdog")
+        self._attached_at = self.now()
+        if self.plan.parts[self.position]:
+            self._ranges[None] = ServedRange(
+                self,
+                job=None,
+                numbers=self.plan.numbers(self.position),
+                contributors=[position for position in self.plan.contributors if position not in self.machine.out],
+                memory=self.accumulator,
+            )
+        for reducer in self.plan.reducers if self.contributes else ():
+            if reducer != self.position and reducer not in self.machine.out:
+                link = ContributorLink(self, reducer=reducer, job=None, numbers=self.plan.numbers(reducer))
+                self._begin(link, link.run)
+        self._carry_out()
+        self.spawn(self._watch(), "round-watchdog")
 
     def start(self, weight: float) -> None:
         """The snapshot is taken and the weight is final: send."""
         self.weight = weight
-        for link in self._outgoing.values():
+        for link in self._outgoing:
             link.pulse.news()
-        if self.contributes and self._reduces:
-            self._spawn(self._add_own(weight), "round-own-range")
+        for served in self._ranges.values():
+            served.start(weight)
 
     async def serve(self, channel: Channel, hello: RoundHello) -> None:
-        """Handle a contributor's channel until its end. The channel is refused if it has no place in this round."""
+        """Handle a channel that another member opened, until its end. Refused if it has no place in this round."""
         refusal = self._refusal(channel.peer, hello)
         if refusal is not None:
             channel.abort(refusal, code="not-in-this-round")
             return
-        contributor = self.group.position(channel.peer)
-        link = self._incoming[contributor] = ReducerLink(self, contributor)
+        self._inbound += 1
         try:
-            await link.run(channel)
-        except LinkFailedError as failure:
-            self._contributor_failed(contributor, failure)
+            await self._serve(channel, self.group.position(channel.peer), hello)
         finally:
-            self.reducer.exclude(contributor)  # nothing more will come from it
-            self.results_may_have_come()
-            self._awaited.discard(contributor)
-            self._served.add(contributor)
+            self._inbound -= 1
             self._changed.set()
+
+    async def _serve(self, channel: Channel, member: int, hello: RoundHello) -> None:
+        if member in self.machine.out:
+            channel.abort("the round goes on without you", code=fenced_code(self.machine.fencing))
+        elif hello.kind is ChannelKind.CONTROL:
+            await self._control.serve(channel, member)
+        elif hello.kind is ChannelKind.INPUTS and hello.job is None:
+            served = self._ranges.get(None)
+            if served is None:
+                channel.abort("this member reduces nothing", code="not-expected")
+            else:
+                await served.serve(channel, member)
+        else:
+            await self._serve_job(channel, member, hello)
 
     def member_left(self, peer: PeerId, reason: str) -> None:
         """A member has said that it takes no part: nobody waits for it any longer."""
-        if peer not in self.group or peer == self.hub.id:
-            return
-        position = self.group.position(peer)
-        for link in (self._outgoing.get(position), self._incoming.get(position)):
-            if link is not None:
-                link.give_up(ExclusionCode.CANCELLED, reason)
-        self._expect_no_longer(position, LinkFailedError(ExclusionCode.CANCELLED, reason))
+        if peer in self.group and peer != self.hub.id:
+            self._feed(MemberLeft(self.group.position(peer), reason))
 
     async def results(self) -> None:
-        """Wait until nothing more can come in: every range is complete or its reducer is lost.
+        """Wait until every result is in and may be committed, or nothing more can come in.
 
-        Raises `AllreduceError` if nothing came in, or if all others were lost before they had any part in it.
+        Raises `FencedError` if the others went on without this member, `AllreduceError` if nothing came in, or if all others
+        were lost before they had any part in it.
         """
         while self._broken is None and not self._results_in():
             self._changed.clear()
             await self._changed.wait()
         if self._broken is not None:
             raise AllreduceError(f"round {self.group.group_id} failed on this side: {self._broken!r}") from self._broken
+        if self.machine.state in (RoundState.FENCED, RoundState.DIVERGED):
+            raise FencedError(
+                f"round {self.group.group_id}: the others went on without this peer: {self.machine.fenced_because}",
+                self._reasons(),
+            )
         if self.contributes:
             self._check_others()
+        elif self.machine.out and not self._acknowledgements and not self.machine.live.intersection(self.plan.contributors):
+            raise AllreduceError(f"round {self.group.group_id}: all contributors were lost", self._reasons())
+
+    async def failed(self) -> None:
+        """Wait until the round cannot become anything for this member, then raise why. For those who have yet to begin."""
+        while not (self._broken is not None or self.machine.state.over or self._alone()):
+            self._changed.clear()
+            await self._changed.wait()
+        if self._broken is None and not self.machine.state.over:
+            raise AllreduceError(f"round {self.group.group_id}: all other members were lost", self._reasons())
+        await self.results()
+
+    def begin_commit(self) -> bool:
+        """The tensors' lock is held: whether the averages may be written now. If so, they must be."""
+        if self.machine.may_commit:
+            self._feed(CommitBegun())
+            return True
+        return self.machine.state is RoundState.ORPHANED or not self.contributes
+
+    def end_commit(self) -> None:
+        """The averages are written."""
+        if self.machine.state.committed:
+            self._feed(CommitEnded())
 
     def waiting_for(self) -> list[PeerId]:
         """Members from which something is still due."""
-        positions = {*self._outgoing, *self.reducer.waiting_for()} - {self.position}
-        return [self._peer(position) for position in sorted(positions)]
+        positions = {link.other for link in self._outgoing}
+        for served in self._ranges.values():
+            positions.update(served.reducer.waiting_for())
+        return [self._peer(position) for position in sorted(positions - {self.position})]
 
-    def _check_others(self) -> None:
-        others = [member.peer_id for member in self.group.members if member.peer_id != self.hub.id]
-        with_others = self.ledger.contributed_by() & ~(1 << self.position)
-        nothing = self._layout.total > 0 and self.ledger.elements_held == 0
-        alone = bool(others) and not with_others and all(peer in self.excluded for peer in others)
-        if nothing or alone:
-            reasons = {peer: str(exclusion) for peer, exclusion in self.excluded.items()}
-            raise AllreduceError(f"round {self.group.group_id}: everyone who could average with this peer was lost", reasons)
+    @property
+    def excluded(self) -> dict[PeerId, Exclusion]:
+        """Members that are out, and those that live but are missing from a range. All members of a term know of its own."""
+        exclusions = {
+            self._peer(member): Exclusion(peer_id=self._peer(member), code=code, detail=detail)
+            for member, (code, detail) in sorted(self.machine.out.items())
+        }
+        for link, severed in sorted(self.machine.severed.items()):
+            peer = self._peer(link.contributor)
+            code = severed.code if severed.accused == link.contributor else ExclusionCode.SEVERED
+            detail = f"its channel to {self._peer(link.reducer).short} failed: {severed.code.value}, {severed.detail}"
+            exclusions.setdefault(peer, Exclusion(peer_id=peer, code=code, detail=detail))
+        return {**self._dropped, **exclusions}
 
     async def serve_out(self) -> None:
-        """Go on until every live contributor has been given its results, then end all tasks."""
+        """Go on until everybody has everything, then end all tasks."""
         try:
-            while not self._served_all():
+            while not self.machine.state.over and self._broken is None:
                 self._changed.clear()
                 await self._changed.wait()
+            self._control.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.times.dial):
+                    while self._inbound or len(self._tasks) > 1:  # the watchdog stays
+                        self._changed.clear()
+                        await self._changed.wait()
         finally:
-            await self.abort("left the round")
+            self.leave("it served for as long as it could")
+            await self.wind_down()
 
-    async def abort(self, reason: str) -> None:
-        """Leave the round now: tell everybody and end all tasks. Does nothing where all has ended."""
+    def leave(self, reason: str) -> None:
+        """Leave the round now and tell everybody. `wind_down` must follow."""
+        if self._left:
+            return
         self._left = True
-        for link in (*self._outgoing.values(), *self._incoming.values()):
-            if link.channel is not None:
-                link.channel.abort(reason)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self.machine.state.over:
+            self._feed(LeaveRound(reason))
+        if self._timer is not None:
+            self._timer.cancel()
+        self._control.close()
+        for link in [*self._outgoing, *self._serving_links()]:
+            link.give_up(LinkFailedError(ExclusionCode.CANCELLED, reason))
+
+    async def wind_down(self) -> None:
+        """End all tasks, once the last control messages are out: bounded by `FAREWELL`."""
+        try:
+            async with asyncio.timeout(FAREWELL):
+                while self._control.busy:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._control.abort("left the round")
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # The machine
+
+    def _feed(self, event: RoundEvent) -> None:
+        self.machine.receive(event, self.now())
+        self._carry_out()
+
+    def _tick(self, deadline: float) -> None:
+        self.machine.receive(Tick(), max(deadline, self.now()))  # timers may be early by the clock's resolution
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        for effect in self.machine.drain_effects():
+            match effect:
+                case Send():
+                    self._control.send(effect.to, effect.term, effect.message)
+                case Open():
+                    self._control.open(effect.member)
+                case Drop():
+                    self._drop(effect)
+                case Sever():
+                    self._sever(effect.link)
+                case Jobs():
+                    self._take_up(effect.term, effect.jobs)
+        self._arm()
+        self._note_state()
+        self._changed.set()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.machine.next_deadline()
+        if deadline is not None and not self._left:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._tick, deadline)
+
+    def _note_state(self) -> None:
+        state = self.machine.state
+        if state is self._announced:
+            return
+        self._announced = state
+        if state in (RoundState.FENCED, RoundState.DIVERGED):
+            _log.warning("the others go on without this peer", group=self.group.group_id, committed=state.committed)
+        self.fate.diverged = state is RoundState.DIVERGED
+
+    def _drop(self, effect: Drop) -> None:
+        """A member is out: nothing more is taken from it."""
+        failure = LinkFailedError(ExclusionCode.FENCED, f"the round goes on without you: {effect.code.value}, {effect.detail}")
+        code = fenced_code(self.machine.fencing)
+        _log.warning(
+            "peer excluded from the round",
+            peer=self._peer(effect.member).short,
+            group=self.group.group_id,
+            reason=effect.code.value,
+            detail=effect.detail,
+        )
+        self._end_links(lambda link: link.other == effect.member, failure, code)
+        for served in self._served():
+            served.drop(effect.member, failure, code)
+
+    def _sever(self, link: LinkId) -> None:
+        failure = LinkFailedError(ExclusionCode.SEVERED, "this channel had failed on the other side")
+        self._end_links(lambda own: own.id == link, failure, "")
+        if link.reducer == self.position:
+            for served in self._served():
+                served.drop(link.contributor, failure)
+
+    def _end_links(self, chosen: Callable[[Link], bool], failure: LinkFailedError, code: str) -> None:
+        for link in [link for link in self._outgoing if chosen(link)]:
+            link.give_up(failure, code)
+
+    def _take_up(self, term: Term, jobs: tuple[Job, ...]) -> None:
+        """End the jobs of earlier terms, and begin these."""
+        over = LinkFailedError(ExclusionCode.REFUSED, f"term {term} has begun", blameless=True)
+        self._end_links(lambda link: link.job is not None, over, ANOTHER_TERM)
+        for key in [key for key in self._ranges if key is not None]:
+            self._ranges.pop(key).end(over)
+        for number in list(self._relays):
+            self._relays.pop(number).end(over)
+        if self.machine.state.frozen:
+            return
+        self._jobs_of = term
+        for job in jobs:
+            self._begin_job(job)
+
+    def _begin_job(self, job: Job) -> None:
+        me = self.position
+        if job.recomputes:
+            contributors = [position for position in self.plan.contributors if job.contributors >> position & 1]
+            if job.server == me:
+                self._reduce_anew(job, contributors)
+            elif me in contributors:
+                link = ContributorLink(self, reducer=job.server, job=job.number, numbers=job.parts)
+                self._begin(link, link.run)
+        elif job.server == me:
+            self._relays[job.number] = Relay(self, job)
+        else:
+            if job.holder == me:
+                push = RelayLink(self, job, dialler=me)
+                self._begin(push, push.push)
+            if job.consumers >> me & 1:
+                fetch = RelayLink(self, job, dialler=me)
+                self._begin(fetch, fetch.fetch)
+
+    def _reduce_anew(self, job: Job, contributors: list[int]) -> None:
+        parts = [self.ledger.parts[number] for number in job.parts]
+        memory = plain_memory(RangeReducer.accumulator_bytes(self.layout, parts), torch.uint8)
+        served = ServedRange(self, job=job.number, numbers=job.parts, contributors=contributors, memory=memory)
+        self._ranges[job.number] = served
+        if self.weight is not None:
+            served.start(self.weight)
+
+    async def _serve_job(self, channel: Channel, member: int, hello: RoundHello) -> None:
+        """A channel of a job, which may not have been heard of yet."""
+        self.term_seen(member, hello.term)
+        try:
+            async with asyncio.timeout(self.times.dial):
+                while self._jobs_of < hello.term >= self.term and not self.machine.state.over:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        job = hello.job if hello.term == self._jobs_of == self.term else None
+        served, relay = self._ranges.get(job), self._relays.get(-1 if job is None else job)
+        if job is not None and hello.kind is ChannelKind.INPUTS and served is not None:
+            await served.serve(channel, member)
+        elif job is not None and hello.kind is not ChannelKind.INPUTS and relay is not None:
+            await relay.serve(channel, member, hello.kind)
+        else:
+            channel.abort(f"term {hello.term} is not the present one, or has no such job", code=ANOTHER_TERM)
 
     # Inside
+
+    def _begin(self, link: Link, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._outgoing[link] = None
+        link.task = self.spawn(self._run_link(link, work), f"round-to-{self._peer(link.other).short}")
+
+    async def _run_link(self, link: Link, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        failure: LinkFailedError | None = None
+        try:
+            await work()
+        except LinkFailedError as error:
+            failure = error
+        finally:
+            self._outgoing.pop(link, None)
+            self._changed.set()
+        if failure is not None:
+            self.link_failed(link.id, link.other, failure)
+
+    def _held(self, number: int, contributors: int) -> None:
+        self.ledger.record(number, contributors)
+        self._news_for_relays()
+        if self.ledger.complete:
+            self._changed.set()
+
+    def _news_for_relays(self) -> None:
+        if self.machine.term.number == 0:
+            return
+        for relay in self._relays.values():
+            for link in relay.links.values():
+                link.pulse.news()
+        for own in self._outgoing:
+            if isinstance(own, RelayLink):
+                own.pulse.news()
+
+    def _serving_links(self) -> list[Link]:
+        return [link for served in self._served() for link in served.links.values()]
+
+    def _served(self) -> list[ServedRange | Relay]:
+        return [*self._ranges.values(), *self._relays.values()]
 
     def _peer(self, position: int) -> PeerId:
         return self.group.members[position].peer_id
 
     def _payload_bytes(self, part: Part) -> int:
-        run = self._layout.runs[part.run]
+        run = self.layout.runs[part.run]
         return run.codec.encoded_bytes(len(part), run.dtype)
 
-    def _awaited_contributors(self) -> set[int]:
-        """Contributors that have yet to open their channel to this reducer."""
-        if not self._reduces:
-            return set()
-        return {position for position in self.plan.contributors if position != self.position}
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+    def _values_bytes(self, part: Part) -> int:
+        return len(part) * self.layout.runs[part.run].dtype.itemsize
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._changed.set()
         if not task.cancelled() and task.exception() is not None:
             self._broken = self._broken or task.exception()
-            self._changed.set()
-
-    async def _contribute(self, reducer: int, link: ContributorLink) -> None:
-        try:
-            await link.run()
-        except LinkFailedError as failure:
-            if not self.ledger.complete(reducer):
-                self._exclude(reducer, failure)
-            if failure.code is ExclusionCode.CANCELLED:  # who takes no part sends nothing either
-                self._expect_no_longer(reducer, failure)
-        finally:
-            self._outgoing.pop(reducer, None)
-            self._changed.set()
-
-    async def _add_own(self, weight: float) -> None:
-        self.reducer.begin(self.position, weight)
-        for part in self.reducer.parts if weight > 0 else ():
-            self.reducer.add(self.position, part.index, self.encoded(part))
-            self.results_may_have_come()
-            await asyncio.sleep(0)
-        self.results_may_have_come()
 
     def _results_in(self) -> bool:
-        if not self.contributes:
-            return self._served_all()
-        own = not self._reduces or self.ledger.complete(self.position)
-        return own and not self._outgoing
+        return self.machine.may_commit or self.machine.state.over
 
-    def _served_all(self) -> bool:
-        return not self._awaited and self._served.issuperset(self._incoming)
+    def _alone(self) -> bool:
+        return len(self.group.members) > 1 and not self.machine.live - {self.position}
+
+    def _reasons(self) -> dict[PeerId, str]:
+        return {peer: str(exclusion) for peer, exclusion in self.excluded.items()}
+
+    def _check_others(self) -> None:
+        with_others = self.ledger.contributed_by() & ~(1 << self.position)
+        nothing = self.layout.total > 0 and self.ledger.elements_held == 0
+        alone = not with_others and (self._alone() or self.machine.state is RoundState.ORPHANED)
+        if nothing or (alone and len(self.group.members) > 1):
+            raise AllreduceError(
+                f"round {self.group.group_id}: everyone who could average with this peer was lost", self._reasons()
+            )
 
     def _refusal(self, peer: PeerId, hello: RoundHello) -> str | None:
         if self._left:
             return "the round is over"
         if peer not in self.group:
             return "you are not a member of this group"
-        contributor = self.group.position(peer)
-        if hello.sender != self.group.members[contributor].nonce or hello.receiver != self.group.members[self.position].nonce:
+        member = self.group.members[self.group.position(peer)]
+        if hello.sender != member.nonce or hello.receiver != self.group.members[self.position].nonce:
             return "another incarnation of a member joined this group"
         if hello.plan_hash != self.plan.hash:
             return "another plan: the members disagree about shapes, codecs or shares"
-        if contributor in self._incoming or contributor not in self._awaited:
-            return "this contributor has a channel already, is excluded, or has nothing to send here"
         return None
 
-    def _expect_no_longer(self, contributor: int, failure: LinkFailedError) -> None:
-        """Do not wait for the channel of a contributor that has not opened it yet."""
-        if contributor in self._awaited and contributor not in self._incoming:
-            self._awaited.discard(contributor)
-            self._contributor_failed(contributor, failure)
-        self._changed.set()
-
-    def _contributor_failed(self, contributor: int, failure: LinkFailedError) -> None:
-        if not self.reducer.delivered(contributor):
-            self._exclude(contributor, failure)
-        self.reducer.exclude(contributor)
-        self.results_may_have_come()
-
-    def _exclude(self, position: int, failure: LinkFailedError) -> None:
-        peer = self._peer(position)
-        if peer in self.excluded or self._left:
-            return
-        self.excluded[peer] = Exclusion(peer_id=peer, code=failure.code, detail=failure.detail)
-        _log.warning(
-            "peer excluded from the round",
-            peer=peer.short,
-            group=self.group.group_id,
-            reason=failure.code.value,
-            detail=failure.detail,
+    def _heard(self, member: int) -> bool:
+        since = self.now() - max(4 * self.times.beat, self.times.dial / 2)
+        links = [*self._outgoing, *self._serving_links()]
+        return self._control.heard(member, since) or any(
+            link.other == member and link.channel is not None and link.channel.last_received > since for link in links
         )
 
     async def _watch(self) -> None:
@@ -318,21 +632,36 @@ class Exchange:
         while True:
             due = loop.time() + self.times.beat
             await asyncio.sleep(self.times.beat)
-            if loop.time() - due > LAG:
-                await asyncio.sleep(0)  # this process was held up: what has arrived meanwhile is read first
-                continue
-            for link in (*self._outgoing.values(), *self._incoming.values()):
+            lag = loop.time() - due
+            if lag > 0:
+                self._forgive(lag)
+            if lag > LAG:
+                continue  # this process was held up: what has arrived meanwhile is read first
+            self.machine.beat()
+            self._carry_out()
+            for link in [*self._outgoing, *self._serving_links()]:
                 link.pulse.tick()
-            self._drop_silent(loop.time())
+                link.judge(loop.time())
+            self._control.tick(loop.time())
+            self._miss_channels(loop.time())
 
-    def _drop_silent(self, now: float) -> None:
-        for link, patience in (
-            *((link, self.times.reducer) for link in self._outgoing.values()),
-            *((link, self.times.sender) for position, link in self._incoming.items() if position not in self._served),
-        ):
-            if link.channel is not None and now - link.channel.last_received > patience:
-                link.give_up(ExclusionCode.SILENT, f"no byte for {now - link.channel.last_received:.1f} s")
-        if now - self._attached_at > self.times.sender:
-            for contributor in self._awaited - self._incoming.keys():
-                detail = f"no channel from it within {self.times.sender:g} s"
-                self._expect_no_longer(contributor, LinkFailedError(ExclusionCode.NEVER_ARRIVED, detail))
+    def _forgive(self, lag: float) -> None:
+        for link in [*self._outgoing, *self._serving_links()]:
+            if link.patience is not None:
+                link.patience.forgive(lag)
+        self._control.forgive(lag)
+
+    def _miss_channels(self, now: float) -> None:
+        """Members that should have opened a channel to this one by now."""
+        detail = f"no channel from it within {self.times.arrival:g} s"
+        for served in self._served():
+            for member in served.missing_channels(now, self.times.arrival):
+                failure = LinkFailedError(ExclusionCode.NEVER_ARRIVED, detail)
+                self.link_failed(LinkId(member, self.position), member, failure)
+        if now - self._attached_at > self.times.arrival and self.machine.coordinates and self.term.number == 0:
+            for member in sorted(self.machine.unconnected()):
+                self._feed(ControlMissing(member, detail))
+
+
+FAREWELL = 0.5
+"""Seconds for the last control messages of a member that leaves."""

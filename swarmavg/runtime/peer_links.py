@@ -66,7 +66,7 @@ class PeerLinks:
         self._on_lost = on_lost
         self._links: dict[PeerId, _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._open: set[Channel] = set()
+        self._open: dict[Channel, None] = {}  # in order, so that simulations repeat
         self._unserve: Callable[[], None] | None = None
         self._closed = False
 
@@ -229,20 +229,20 @@ class PeerLinks:
             _log.warning("malformed matchmaking message", peer=peer.short, reason=str(error))
             channel.abort(str(error), code="malformed")
             self._forget(peer, channel)
-            self._open.discard(channel)
+            self._open.pop(channel, None)
             self._on_failed(peer, f"broke the protocol: {error}")
         except ChannelError:
             self._forget(peer, channel)
-            self._open.discard(channel)
+            self._open.pop(channel, None)
             if not self._closed:
                 self._on_lost(peer)
         else:
             self._forget(peer, channel)
             await channel.aclose()
-            self._open.discard(channel)
+            self._open.pop(channel, None)
 
     def _adopt(self, link: _Link, channel: Channel) -> None:
-        self._open.add(channel)
+        self._open[channel] = None
         link.channels.append(channel)
         link.news.set()
 

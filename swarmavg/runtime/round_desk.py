@@ -6,19 +6,27 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from swarmavg.errors import ChannelError, RemoteProtocolError
 from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.protocol.matchmaking_messages import MAX_BEGIN_BYTES
 from swarmavg.protocol.round_messages import RoundHello, decode_round_message
 from swarmavg.runtime.exchange import Exchange
-from swarmavg.runtime.round_link import NO_SUCH_ROUND
+from swarmavg.runtime.round_link import NO_SUCH_ROUND, fenced_code
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.interface import END, Channel
 
 _log = get_logger("swarmavg.round")
 
 REMEMBERED_ROUNDS = 256
+
+
+class _End(NamedTuple):
+    why: str
+    out: frozenset[PeerId]
+    """Members that the round went on without."""
+    fenced_code: str
 
 
 class RoundDesk:
@@ -32,7 +40,7 @@ class RoundDesk:
         self._adopt = adopt
         self._patience = patience
         self._exchanges: dict[GroupId, Exchange] = {}
-        self._over: OrderedDict[GroupId, str] = OrderedDict()
+        self._over: OrderedDict[GroupId, _End] = OrderedDict()
         self._left_early: OrderedDict[GroupId, dict[PeerId, str]] = OrderedDict()
         self._news = asyncio.Event()
 
@@ -46,9 +54,11 @@ class RoundDesk:
         self._news = asyncio.Event()
 
     def close(self, group_id: GroupId, why: str) -> None:
-        """Channels of this group that still come are refused with `why`."""
-        self._exchanges.pop(group_id, None)
-        self._over[group_id] = why
+        """Channels of this group that still come are refused with `why`; those of fenced members learn that they are."""
+        exchange = self._exchanges.pop(group_id, None)
+        out = () if exchange is None else (exchange.group.members[position].peer_id for position in exchange.machine.out)
+        code = NO_SUCH_ROUND if exchange is None else fenced_code(exchange.machine.fencing)
+        self._over[group_id] = _End(why, frozenset(out), code)
         while len(self._over) > REMEMBERED_ROUNDS:
             self._over.popitem(last=False)
         self._news.set()
@@ -74,8 +84,8 @@ class RoundDesk:
             channel.abort(str(error), code="protocol-violation")
             return
         if exchange is None:
-            why = self._over.get(hello.group_id, "this peer does not know the group")
-            channel.abort(why, code=NO_SUCH_ROUND)
+            end = self._over.get(hello.group_id, _End("this peer does not know the group", frozenset(), NO_SUCH_ROUND))
+            channel.abort(end.why, code=end.fenced_code if channel.peer in end.out else NO_SUCH_ROUND)
             return
         await exchange.serve(channel, hello)
 

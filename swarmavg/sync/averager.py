@@ -7,17 +7,18 @@ import functools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Literal, overload
 
 import torch
 
 from swarmavg import averager as core
 from swarmavg.compression.interface import Compression, TensorInfo
-from swarmavg.config import AveragerConfig
+from swarmavg.config import AveragerConfig, Nonfinite
 from swarmavg.control import StepControl as AsyncStepControl
 from swarmavg.control import StepResult
 from swarmavg.errors import BlockingCallError, ClosedError
-from swarmavg.identifiers import PeerId
+from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.protocol.group import Role
 from swarmavg.sync.call import Call
 from swarmavg.sync.control import StepControl
@@ -54,6 +55,7 @@ class Averager(Resident[core.Averager]):
         tensor_infos: Sequence[TensorInfo] | None = None,
         bandwidth: float | None = None,
         min_vector_size: int = 0,
+        nonfinite: Nonfinite = "reject",
         client_mode: bool | None = None,
         auxiliary: bool = False,
         allow_state_sharing: bool = False,
@@ -83,6 +85,7 @@ class Averager(Resident[core.Averager]):
                 tensor_infos=tensor_infos,
                 bandwidth=bandwidth,
                 min_vector_size=min_vector_size,
+                nonfinite=nonfinite,
                 client_mode=client_mode,
                 auxiliary=auxiliary,
                 allow_state_sharing=allow_state_sharing,
@@ -90,6 +93,9 @@ class Averager(Resident[core.Averager]):
                 shutdown_timeout=shutdown_timeout,
             )
         )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._close(lambda: self._core.__aexit__(kind, error, traceback))  # which knows when haste is due
 
     @property
     def config(self) -> AveragerConfig:
@@ -132,6 +138,9 @@ class Averager(Resident[core.Averager]):
 
     def set_group_bits(self, bits: str) -> None:
         self._peek(lambda: self._core.set_group_bits(bits))
+
+    def story(self, round_id: GroupId | str | None = None) -> str:
+        return self._peek(lambda: self._core.story(round_id))
 
     @contextmanager
     def get_tensors(self) -> Iterator[Sequence[torch.Tensor]]:

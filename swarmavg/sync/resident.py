@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -60,11 +60,14 @@ class Resident(Generic[CoreT]):
 
     def close(self) -> None:
         """Tell others, and leave: bounded, whatever they do. A second call does nothing, nor does one in a forked child."""
+        self._close(self._core.aclose)
+
+    def _close(self, leave: Callable[[], Awaitable[object]]) -> None:
         worker = self._move_out()
         if worker is None:
             return
         try:
-            worker.run(self._core.aclose)
+            worker.run(leave)
         finally:
             release(worker, self._tenant)
 

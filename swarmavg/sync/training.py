@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from swarmavg.averager import AveragerOptions
 from swarmavg.control import StepResult
 from swarmavg.errors import BlockingCallError
-from swarmavg.identifiers import PeerId
+from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.sync.averager import Averager, background_step, check_usable
 from swarmavg.sync.call import Call
 from swarmavg.sync.peer import Peer
@@ -104,7 +104,10 @@ class TrainingStateAverager:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
+        try:
+            self._averager.__exit__(kind, error, traceback)  # in haste, where there is an error
+        finally:
+            self.close()
 
     # -- training ----------------------------------------------------------------------------------------------------------
 
@@ -188,6 +191,10 @@ class TrainingStateAverager:
 
     def get_group_bits(self) -> str:
         return self._averager.get_group_bits()
+
+    def story(self, round_id: GroupId | str | None = None) -> str:
+        """What happened in one of the latest rounds; see `Averager.story`."""
+        return self._averager.story(round_id)
 
     def set_group_bits(self, bits: str) -> None:
         self._averager.set_group_bits(bits)

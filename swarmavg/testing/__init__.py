@@ -1,1 +1,1 @@
-"""Virtual time, a simulated network and contract suites, for this package's tests and for yours."""
+"""Virtual time, a simulated network, plans of faults and contract suites, for this package's tests and for yours."""

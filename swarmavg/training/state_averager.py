@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from swarmavg.averager import Averager, AveragerOptions
 from swarmavg.control import StepResult
 from swarmavg.errors import ClosedError
-from swarmavg.identifiers import PeerId
+from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.peer import Peer
 from swarmavg.runtime.offload import offload
 from swarmavg.training.actions import Action, RunRound, StartRound, StepSequence, TouchModel, WaitForRound
@@ -139,7 +139,11 @@ class TrainingStateAverager:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.aclose()
+        self._closed = True
+        try:
+            await self._averager.__aexit__(kind, error, traceback)  # in haste, where there is an error
+        finally:
+            await self.aclose()
 
     # -- training ----------------------------------------------------------------------------------------------------------
 
@@ -280,6 +284,10 @@ class TrainingStateAverager:
     def get_group_bits(self) -> str:
         """The bucket in which the next round looks for a group."""
         return self._averager.get_group_bits()
+
+    def story(self, round_id: GroupId | str | None = None) -> str:
+        """What happened in one of the latest rounds; see `Averager.story`."""
+        return self._averager.story(round_id)
 
     def set_group_bits(self, bits: str) -> None:
         self._averager.set_group_bits(bits)

@@ -18,6 +18,10 @@ class Link(Protocol):
     def last_received(self) -> float: ...
 
     @property
+    def bytes_received(self) -> int:
+        """On all channels so far, and for the greeting."""
+
+    @property
     def message_limit(self) -> int:
         """The largest payload that the other side accepts."""
 
@@ -43,14 +47,18 @@ class Link(Protocol):
 
 
 class FramedChannel:
-    """See `interface.Channel` for the meaning of every method."""
+    """See `interface.Channel` for the meaning of every method. The first `bytes_before` bytes that the link received were
+    not for this channel.
+    """
 
-    def __init__(self, link: Link, peer: PeerId, purpose: str, *, inbox_bytes: int) -> None:
+    def __init__(self, link: Link, peer: PeerId, purpose: str, *, inbox_bytes: int, bytes_before: int) -> None:
         self._link: Link | None = link
         self._peer = peer
         self._purpose = purpose
         self._version = link.version
         self._last_received = link.last_received
+        self._bytes_before = bytes_before
+        self._bytes_received = 0  # final, once the link is gone
         self._inbox = Inbox(limit=inbox_bytes, wanted=self._read_on, broken=self.abort)
         self._failure: ChannelError | None = None
         self._sending = False
@@ -77,6 +85,10 @@ class FramedChannel:
     @property
     def last_received(self) -> float:
         return self._last_received if self._link is None else self._link.last_received
+
+    @property
+    def bytes_received(self) -> int:
+        return self._bytes_received if self._link is None else self._bytes_on(self._link)
 
     @property
     def inbox(self) -> Inbox:
@@ -194,7 +206,11 @@ class FramedChannel:
         link, self._link = self._link, None
         if link is not None:
             self._last_received = link.last_received
+            self._bytes_received = self._bytes_on(link)
         return link
+
+    def _bytes_on(self, link: Link) -> int:
+        return link.bytes_received - self._bytes_before
 
 
 def _bytes_of(buffer: Buffer) -> memoryview:

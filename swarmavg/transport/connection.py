@@ -79,6 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self.version = 0
         self.message_limit = 0
         self.last_received = 0.0
+        self.bytes_received = 0
         self.state = State.GREETING
         self.channel: FramedChannel | None = None
         self.finished = asyncio.Event()
@@ -205,6 +206,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_received = self._loop.time()
+        self.bytes_received += nbytes
         self._intake.received(nbytes)
         self.read_on()
         if self._intake.exhausted and self.channel is not None:
@@ -305,7 +307,8 @@ class Connection(asyncio.BufferedProtocol):
             raise RuntimeError("a channel needs a peer")
         self.stop_timer()
         self.state = State.ACTIVE
-        self.channel = FramedChannel(self, self.peer, purpose, inbox_bytes=self._owner.context.limits.buffered_bytes)
+        inbox_bytes, before = self._owner.context.limits.buffered_bytes, self.bytes_received - self._intake.unread
+        self.channel = FramedChannel(self, self.peer, purpose, inbox_bytes=inbox_bytes, bytes_before=before)
         self._intake.begin(self.channel.inbox)
         return self.channel
 

@@ -200,6 +200,11 @@ class FrameReader:
         """Whether the stream may end here: no frame has begun and not ended."""
         return self._start == self._end and self._target is None and not self._skip and not self._unplaced
 
+    @property
+    def unread(self) -> int:
+        """Bytes that came and belong to no frame handed out so far, nor to its payload if that has a place."""
+        return self._end - self._start
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes of the stream belong; never empty."""
         if self._target is not None and self._start == self._end and self._done < self._target.nbytes:

@@ -34,6 +34,11 @@ class Intake:
         """Whether more came than `discard` allowed."""
         return self._discard_budget is not None and self._discard_budget < 0
 
+    @property
+    def unread(self) -> int:
+        """Bytes that came behind the frame being handled."""
+        return self._reader.unread
+
     def attach(self, wire: asyncio.Transport) -> None:
         self._wire = wire
 

@@ -63,6 +63,12 @@ class Channel(Protocol):
     def last_received(self) -> float:
         """`loop.time()` when any byte last arrived: a slow message that moves is not silence."""
 
+    @property
+    def bytes_received(self) -> int:
+        """How many bytes have arrived since the channel was opened: frame headers count, and what there is of unfinished
+        messages, read by `receive` or not. It never shrinks, and can be read after the end.
+        """
+
     async def send(self, header: bytes, *payload: Buffer) -> None:
         """Send one message; the payload is the concatenation of the buffers.
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeAlias
 
 from swarmavg.errors import ListenError, PeerUnreachableError
 from swarmavg.identifiers import Address, PeerId
@@ -18,9 +18,14 @@ from swarmavg.transport.connection import Connection
 from swarmavg.transport.endpoint import StreamTransport
 from swarmavg.transport.interface import TransportContext
 from swarmavg.transport.listener import StreamListener, Unbind
-from swarmavg.transport.memory_wire import MemoryLink, MemoryWire
+from swarmavg.transport.memory_link import Host, MemoryLink, StreamTap
+from swarmavg.transport.memory_wire import MemoryWire
 
 WINDOW_BYTES: Final = 1024 * 1024
+_EVERYWHERE: Final = Host()
+
+TapFactory: TypeAlias = Callable[[PeerId, PeerId], StreamTap]
+"""``tap(source, target)`` is called once per new stream and direction."""
 
 
 class MemoryNetwork:
@@ -50,10 +55,22 @@ class MemoryNetwork:
         self._killed: set[PeerId] = set()
         self._bound: dict[tuple[str, int], StreamListener] = {}
         self._next_port = 1
+        self._hosts: dict[PeerId, Host] = {}
+        self._tap: TapFactory | None = None
 
     def transport(self, context: TransportContext) -> MemoryTransport:
         """A transport, scheme ``memory``, of the peer that `context` names."""
         return MemoryTransport(self, context)
+
+    # --- for simulations
+
+    def set_host(self, peer: PeerId, host: Host) -> None:
+        """Run what the network calls of this peer there, from its next stream on."""
+        self._hosts[peer] = host
+
+    def set_tap(self, tap: TapFactory | None) -> None:
+        """Show the bytes of all streams opened from now on."""
+        self._tap = tap
 
     # --- shaping
 
@@ -107,14 +124,27 @@ class MemoryNetwork:
         for a, b in _across(sides):
             self.heal(a, b)
 
-    def kill(self, peer: PeerId) -> None:
-        """The peer's process dies: its listeners are gone, and everybody connected to it notices at once."""
+    def stall(self, source: PeerId, target: PeerId) -> None:
+        """From now on no more bytes leave `source` for `target`, until `unstall`; the link counts as up."""
+        self.link(source, target).stall()
+
+    def unstall(self, source: PeerId, target: PeerId) -> None:
+        """Undo `stall`."""
+        self.link(source, target).unstall()
+
+    def kill(self, peer: PeerId, *, flush: bool = False) -> None:
+        """The peer's process dies: its listeners are gone, and everybody connected to it notices at once.
+
+        With `flush`, as after ``kill -9``: what it has sent still arrives, and each of the others notices when its reset does.
+        """
         self._killed.add(peer)
         for place, listener in list(self._bound.items()):
             if listener.context.security.peer_id == peer:
                 del self._bound[place]
         for (source, target), link in self._links.items():
-            if peer in (source, target):
+            if flush and peer == source:
+                link.orphan_all()
+            elif not flush and peer in (source, target):
                 link.reset_all()
 
     def revive(self, peer: PeerId) -> None:
@@ -148,9 +178,17 @@ class MemoryNetwork:
         if self._bound.get((address.host, address.port)) is not listener:
             listener.unused_slot()
             raise PeerUnreachableError(f"nobody listens at {address}")
-        near = MemoryWire(outward, connection, window=self._window, other_peer=target)
-        far = MemoryWire(homeward, listener.accept(f"memory peer {caller.short}"), window=self._window, other_peer=caller)
+        near, far = self._wire(outward, caller, target), self._wire(homeward, target, caller)
         near.connect(far)
+        near.start(connection)
+        self._host(target).run(lambda: far.start(listener.accept(f"memory peer {caller.short}")))
+
+    def _wire(self, link: MemoryLink, source: PeerId, target: PeerId) -> MemoryWire:
+        tap = None if self._tap is None else self._tap(source, target)
+        return MemoryWire(link, self._host(source), window=self._window, other_peer=target, tap=tap)
+
+    def _host(self, peer: PeerId) -> Host:
+        return self._hosts.setdefault(peer, _EVERYWHERE)
 
     def _listener_at(self, caller: PeerId, address: Address) -> StreamListener:
         listener = self._bound.get((address.host, address.port))

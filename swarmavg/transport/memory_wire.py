@@ -1,4 +1,4 @@
-"""The bytes of the in-process network: a directed link with latency and bandwidth, and the ends of a stream over two links.
+"""The bytes of the in-process network: the ends of a stream over two links.
 
 A stream behaves as TCP does to those above it: in order, complete or lost, the sender held back by a window; what is sent over
 a cut link arrives when the cut is healed.
@@ -8,108 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from random import Random
 from typing import Any, Final, Self, cast
 
 from swarmavg.identifiers import PeerId
-
-_SLICE_SECONDS: Final = 0.005
-_SMALLEST_SEGMENT: Final = 4 * 1024
-_LARGEST_SEGMENT: Final = 256 * 1024
+from swarmavg.transport.memory_link import Host, MemoryLink, StreamTap, outside
 
 _FIN: Final = "fin"
 _RESET: Final = "reset"
 
 
-class MemoryLink:
-    """One direction between two peers. Streams that share it take turns, a segment each."""
-
-    def __init__(self, latency: float, bandwidth: float | None, jitter: float, rng: Random) -> None:
-        self.latency = latency
-        self.bandwidth = bandwidth
-        self.jitter = jitter
-        self.up = True
-        self._random = rng
-        self._turns: deque[MemoryWire] = deque()
-        self._busy = False
-        self._wires: dict[MemoryWire, None] = {}
-        self._waiting: list[asyncio.Future[None]] = []
-
-    def join(self, wire: MemoryWire) -> None:
-        self._wires[wire] = None
-
-    def quit(self, wire: MemoryWire) -> None:
-        self._wires.pop(wire, None)
-
-    def request(self, wire: MemoryWire) -> None:
-        """A stream has something to send and room to send it."""
-        if wire not in self._turns:
-            self._turns.append(wire)
-        if not self._busy:
-            self._serve()
-
-    def delay(self) -> float:
-        return self.latency + (self._random.uniform(0, self.jitter) if self.jitter else 0.0)
-
-    def cut(self) -> None:
-        self.up = False
-
-    def heal(self) -> None:
-        if self.up:
-            return
-        self.up = True
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
-        self._waiting.clear()
-        for wire in list(self._wires):
-            wire.resume_transit()
-        if not self._busy:
-            self._serve()
-
-    async def wait_until_up(self) -> None:
-        while not self.up:
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-            await future
-
-    def reset_all(self) -> None:
-        """Every stream over this link is lost, at both ends."""
-        for wire in list(self._wires):
-            wire.reset()
-
-    def _serve(self) -> None:
-        while self._turns and self.up and not self._busy:
-            wire = self._turns.popleft()
-            segment = wire.take_segment(self._segment_bytes())
-            if not segment:
-                continue
-            self._turns.append(wire)  # dropped again when its turn comes and it has nothing
-            if self.bandwidth is None:
-                wire.dispatch(segment)
-            else:
-                self._busy = True
-                loop = asyncio.get_running_loop()
-                loop.call_later(len(segment) / self.bandwidth, self._served, wire, segment)
-
-    def _served(self, wire: MemoryWire, segment: bytes) -> None:
-        self._busy = False
-        wire.dispatch(segment)
-        self._serve()
-
-    def _segment_bytes(self) -> int:
-        if self.bandwidth is None:
-            return _LARGEST_SEGMENT
-        return max(_SMALLEST_SEGMENT, min(_LARGEST_SEGMENT, int(self.bandwidth * _SLICE_SECONDS)))
-
-
 class MemoryWire(asyncio.Transport):
-    """One end of a stream, as asyncio transports are: writes over `link`, and reads what the other end writes."""
+    """One end of a stream, as asyncio transports are: writes over `link`, and reads what the other end writes.
 
-    def __init__(self, link: MemoryLink, protocol: asyncio.BufferedProtocol, *, window: int, other_peer: PeerId) -> None:
+    Its protocol runs on `host`; what arrives before `start` waits. `tap` sees what this end sends.
+    """
+
+    def __init__(self, link: MemoryLink, host: Host, *, window: int, other_peer: PeerId, tap: StreamTap | None = None) -> None:
         super().__init__({"swarmavg_peer": other_peer})
         self._link = link
-        self._protocol = protocol
+        self._host = host
+        self._tap = tap
+        self._protocol: asyncio.BufferedProtocol | None = None
         self._window = window
         self._loop = asyncio.get_running_loop()
         self._other: MemoryWire = self
@@ -121,8 +40,9 @@ class MemoryWire(asyncio.Transport):
         self._transit: deque[tuple[float, bytes | str]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._unread: deque[memoryview | str] = deque()
-        self._reading = True
+        self._reading = False
         self._delivering = False
+        self._orphaned = False  # a reset follows what was accepted
         self._writing_paused = False
         self._fin_wanted = False
         self._fin_sent = False
@@ -130,14 +50,21 @@ class MemoryWire(asyncio.Transport):
         self._lost = False
 
     def connect(self, other: Self) -> None:
-        """Join two ends and tell both protocols."""
+        """Join two ends, neither of which has been started."""
         self._other, other._other = other, self
-        self.start()
-        other.start()
-
-    def start(self) -> None:
         self._link.join(self)
-        self._protocol.connection_made(self)
+        other._link.join(other)
+
+    def start(self, protocol: asyncio.BufferedProtocol) -> None:
+        """Tell `protocol` that the stream is there, even if it is lost already."""
+        self._protocol = protocol
+        if self._lost:
+            self._host.call_soon(protocol.connection_lost, ConnectionResetError("reset by the other side"))
+            return
+        self._reading = True
+        protocol.connection_made(self)
+        if self._unread:
+            self._host.call_soon(self._deliver)
 
     # --- asyncio.Transport
 
@@ -145,6 +72,10 @@ class MemoryWire(asyncio.Transport):
         view = memoryview(data)
         if self._closing or self._fin_wanted or not view.nbytes:
             return
+        if self._tap is not None:
+            view = self._tap.writing(view)
+            if self._closing:
+                return
         self._outgoing.append(view)
         self._outgoing_bytes += view.nbytes
         self._push()
@@ -160,7 +91,7 @@ class MemoryWire(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._reading = True
-        self._loop.call_soon(self._deliver)
+        self._host.call_soon(self._deliver)
 
     def is_reading(self) -> bool:
         return self._reading
@@ -190,8 +121,7 @@ class MemoryWire(asyncio.Transport):
             return
         self._closing = True
         self._drop_outgoing()
-        self._transit.append((self._loop.time() + self._link.delay(), _RESET))
-        self._arm()
+        outside(self._depart, _RESET)
         self._lose(None)
 
     # --- sending
@@ -211,13 +141,19 @@ class MemoryWire(asyncio.Transport):
     def dispatch(self, item: bytes | str) -> None:
         """The link has sent it: it arrives one delay later, after everything sent before."""
         self._on_link -= 1
-        if self._lost:
+        if self._lost and not self._orphaned:
             return
-        self._transit.append((self._loop.time() + self._link.delay(), item))
-        self._arm()
-        self._after_sending()
+        self._depart(item)
+        if self._orphaned:
+            self._last_words()
+        else:
+            self._after_sending()
 
     def resume_transit(self) -> None:
+        self._arm()
+
+    def _depart(self, item: bytes | str) -> None:
+        self._transit.append((self._loop.time() + self._link.delay(), item))
         self._arm()
 
     def reset(self) -> None:
@@ -232,9 +168,25 @@ class MemoryWire(asyncio.Transport):
             self._transit.clear()
             self._lose(ConnectionResetError("the other process died"))
 
+    def orphan(self) -> None:
+        """The process at this end is gone, and the machine sends what it was given, then a reset."""
+        if self._lost:
+            return
+        self._closing = self._orphaned = True
+        self._outgoing.clear()
+        self._outgoing_bytes = 0
+        self._unread.clear()
+        outside(self._last_words)
+        self._lose(ConnectionResetError("this process died"))
+
+    def _last_words(self) -> None:
+        if not (self._accepted or self._on_link):
+            self._orphaned = False
+            self._depart(_RESET)
+
     def _push(self) -> None:
         """Take copies of what was written, as far as the window allows: from then on the writer's memory is free."""
-        while self._outgoing and self._in_flight < self._window:
+        while self._outgoing and self._in_flight < self._window and not self._lost:
             view, room = self._outgoing[0], self._window - self._in_flight
             if view.nbytes > room:
                 self._outgoing[0] = view[room:]
@@ -244,20 +196,21 @@ class MemoryWire(asyncio.Transport):
             self._outgoing_bytes -= accepted.nbytes
             self._in_flight += accepted.nbytes
             self._accepted.append(accepted)
+            if self._tap is not None:
+                self._tap.accepted(accepted.nbytes)
         if self._accepted:
-            self._link.request(self)
+            outside(self._link.request, self)
         self._after_sending()
 
     def _after_sending(self) -> None:
         """Tell the protocol whether anything waits, and end the stream when nothing does and that was asked for."""
         waiting = bool(self._outgoing)
-        if waiting != self._writing_paused and not self._lost:
+        if waiting != self._writing_paused and not self._lost and self._protocol is not None:
             self._writing_paused = waiting
-            (self._protocol.pause_writing if waiting else self._protocol.resume_writing)()
-        if self._fin_wanted and not (waiting or self._accepted or self._on_link or self._fin_sent):
-            self._transit.append((self._loop.time() + self._link.delay(), _FIN))
+            self._host.run(self._protocol.pause_writing if waiting else self._protocol.resume_writing)
+        if self._fin_wanted and not (waiting or self._accepted or self._on_link or self._fin_sent or self._lost):
             self._fin_sent = True
-            self._arm()
+            outside(self._depart, _FIN)
         if self._closing:
             self._lose_when_flushed()
 
@@ -273,8 +226,12 @@ class MemoryWire(asyncio.Transport):
     def _lose(self, error: Exception | None) -> None:
         self._lost = True
         self._reading = False
-        self._loop.call_soon(self._protocol.connection_lost, error)
-        if not self._transit:
+        if self._protocol is not None:
+            self._host.call_soon(self._protocol.connection_lost, error)
+        self._quit_when_idle()
+
+    def _quit_when_idle(self) -> None:
+        if self._lost and not (self._transit or self._orphaned):
             self._link.quit(self)
 
     def _arm(self) -> None:
@@ -287,8 +244,7 @@ class MemoryWire(asyncio.Transport):
             return
         _, item = self._transit.popleft()
         self._arm()
-        if self._lost and not self._transit:
-            self._link.quit(self)
+        self._quit_when_idle()
         self._other.arrive(item)
 
     # --- receiving
@@ -302,9 +258,9 @@ class MemoryWire(asyncio.Transport):
         if item is _RESET and not self._reading:
             self._unread.clear()
         self._unread.append(memoryview(item) if isinstance(item, bytes) else item)
-        if item is _RESET:
+        if item is _RESET and self._protocol is not None:
             self._reading = True
-        self._deliver()
+        self._host.run(self._deliver)
 
     def _deliver(self) -> None:
         if self._delivering:
@@ -316,7 +272,7 @@ class MemoryWire(asyncio.Transport):
                 if isinstance(item, memoryview):
                     self._hand_over(item)
                 elif item is _FIN:
-                    if not self._protocol.eof_received():
+                    if self._protocol is None or not self._protocol.eof_received():
                         self.close()
                 else:
                     self._closing = True
@@ -326,19 +282,26 @@ class MemoryWire(asyncio.Transport):
             self._delivering = False
 
     def _hand_over(self, item: memoryview) -> None:
-        buffer = cast(memoryview, self._protocol.get_buffer(-1))
+        protocol = cast(asyncio.BufferedProtocol, self._protocol)
+        buffer = cast(memoryview, protocol.get_buffer(-1))
         count = min(buffer.nbytes, item.nbytes)
         buffer[:count] = item[:count]
         if count < item.nbytes:
             self._unread.appendleft(item[count:])
-        self._protocol.buffer_updated(count)
+        protocol.buffer_updated(count)
         self._other.consumed(count)
+        self._other.was_read(count)
 
     def consumed(self, count: int) -> None:
-        """The other end has read so many bytes of ours."""
+        """There is room for so many more bytes of ours."""
         self._in_flight -= count
         if self._outgoing:
-            self._push()
+            self._host.run(self._push)
+
+    def was_read(self, count: int) -> None:
+        """The protocol at the other end has read so many bytes of ours."""
+        if self._tap is not None:
+            self._tap.delivered(count)
 
     def get_protocol(self) -> Any:
         return self._protocol

@@ -21,7 +21,7 @@ from swarmavg import (
     Peer,
     SwarmError,
 )
-from swarmavg.errors import ListenError
+from swarmavg.errors import FencedError, ListenError
 from swarmavg.reduction.snapshot import Snapshot
 from swarmavg.testing.clock import run_virtual
 from swarmavg.testing.network import SimulatedSwarm
@@ -149,14 +149,15 @@ def test_neither_a_default_device_nor_inference_mode_of_the_application_matters(
         torch.set_default_device(None)
 
 
-def test_numbers_that_are_none_reach_everybody_and_break_nothing():
+def test_allowed_numbers_that_are_none_reach_everybody_and_break_nothing():
     async def main():
         odd = [float("nan"), float("inf"), float("-inf"), 3e38]
         each = [[torch.zeros(1004)], [torch.ones(1004)]]
         each[0][0][-4:] = torch.tensor(odd)
         each[1][0][-4:] = torch.tensor([0.0, 0.0, 0.0, 0.0])
         async with SimulatedSwarm() as swarm:
-            for result in await swarm.step_all(await swarm.averagers(each, target_group_size=2, part_size_bytes=256)):
+            averagers = await swarm.averagers(each, target_group_size=2, part_size_bytes=256, nonfinite="allow")
+            for result in await swarm.step_all(averagers):
                 assert result.excluded == {}
         for tensors in each:
             assert tensors[0][:1000].eq(0.5).all()
@@ -417,9 +418,13 @@ def test_a_member_that_leaves_before_the_round_is_opened_here_is_not_waited_for(
                 return group
 
             matchmaker.find_group = found_after_one_has_left
-            results = await swarm.step_all(averagers)
+            steps = [asyncio.create_task(averager.step(allow_retries=False)) for averager in averagers]
+            results = [await step for step in steps[:2]]
             assert now() < 2.0
-            assert results[0].excluded[averagers[2].peer_id].code is ExclusionCode.CANCELLED
+            for result in results:
+                assert result.excluded[averagers[2].peer_id].code is ExclusionCode.CANCELLED
+            with pytest.raises(FencedError):
+                await steps[2]
 
     run_virtual(main)
 

@@ -11,7 +11,8 @@ from swarmavg import AveragingStage, ExclusionCode
 from swarmavg.errors import ChannelRefusedError
 from swarmavg.identifiers import GroupId
 from swarmavg.protocol.matchmaking_messages import Begin, decode_message
-from swarmavg.protocol.round_messages import RoundBeat, RoundHello, RoundPart, RoundStart
+from swarmavg.protocol.round_control import Term
+from swarmavg.protocol.round_messages import ChannelKind, RoundBeat, RoundHello, RoundPart, RoundStart
 from swarmavg.testing.clock import run_virtual
 from swarmavg.testing.network import SimulatedSwarm
 from swarmavg.transport.packing import pack
@@ -21,7 +22,9 @@ def hello_for(exchange, member_id, **changes):
     group = exchange.group
     fields = {
         "group_id": group.group_id,
-        "term": 0,
+        "kind": ChannelKind.INPUTS,
+        "term": Term(0, 0),
+        "job": None,
         "sender": group.member(member_id).nonce,
         "receiver": group.members[exchange.position].nonce,
         "plan_hash": exchange.plan.hash,
@@ -60,7 +63,7 @@ def test_hellos_that_do_not_fit_are_refused_with_the_reason_and_disturb_nobody()
                 (member, hello_for(exchange, member.id, plan_hash=b"x" * 32), "another plan"),
                 (member, hello_for(exchange, member.id), "has a channel already"),
                 (member, hello_for(exchange, member.id, group_id=GroupId(b"x" * 16)), "does not know the group"),
-                (member, RoundPart(term=0, index=0), "not a hello"),
+                (member, RoundPart(index=0), "not a hello"),
             ]
             for peer, message, reason in cases:
                 channel = await peer.open_channel(averagers[0].peer_id, "round:run", timeout=1.0)
@@ -79,13 +82,13 @@ def test_hellos_that_do_not_fit_are_refused_with_the_reason_and_disturb_nobody()
 @pytest.mark.parametrize(
     ("header", "payload", "code"),
     [
-        (RoundPart(term=0, index=0).encode(), bytes(256), ExclusionCode.PROTOCOL_VIOLATION),  # before its weight
-        (RoundStart(term=0, weight=1e30).encode(), b"", ExclusionCode.PROTOCOL_VIOLATION),
-        (pack(["start", 0, -1.0]), b"", ExclusionCode.PROTOCOL_VIOLATION),
-        (pack(["start", 0, float("nan")]), b"", ExclusionCode.PROTOCOL_VIOLATION),
+        (RoundPart(index=0).encode(), bytes(256), ExclusionCode.PROTOCOL_VIOLATION),  # before its weight
+        (RoundStart(weight=1e30).encode(), b"", ExclusionCode.PROTOCOL_VIOLATION),
+        (pack(["start", -1.0]), b"", ExclusionCode.PROTOCOL_VIOLATION),
+        (pack(["start", float("nan")]), b"", ExclusionCode.PROTOCOL_VIOLATION),
         (b"\xc1 garbage", b"", ExclusionCode.PROTOCOL_VIOLATION),
-        (RoundBeat(term=0, waiting_for=()).encode(), b"", ExclusionCode.STALLED),
-        (pack(["hello", 0, bytes(16), bytes(16), bytes(16), bytes(32)]), b"", ExclusionCode.PROTOCOL_VIOLATION),
+        (RoundBeat(term=Term(0, 0), waiting_for=()).encode(), b"", ExclusionCode.STALLED),
+        (pack(["hello", "inputs", [0, 0], None, bytes(16), bytes(16), bytes(16), bytes(32)]), b"", ExclusionCode.PROTOCOL_VIOLATION),
     ],
     ids=["part-first", "huge-weight", "negative", "nan", "garbage", "beat-without-reason", "second-hello"],
 )
@@ -94,7 +97,8 @@ def test_a_contributor_that_breaks_the_protocol_is_dropped_and_nobody_else(heade
         async with SimulatedSwarm() as swarm:
             each, averagers, controls = await standing_round(swarm)
             offender = exchange_of(averagers[2])
-            link = offender._outgoing[offender.group.position(averagers[0].peer_id)]
+            target = offender.group.position(averagers[0].peer_id)
+            (link,) = [link for link in offender._outgoing if link.other == target]
             assert link.channel is not None
             await link.channel.send(header, payload)
             controls[-1].allow_allreduce()
@@ -110,16 +114,23 @@ def test_a_contributor_that_breaks_the_protocol_is_dropped_and_nobody_else(heade
     run_virtual(main)
 
 
-def test_messages_of_another_term_are_dropped():
+@pytest.mark.parametrize("kind", [ChannelKind.INPUTS, ChannelKind.FETCH, ChannelKind.PUSH])
+def test_channels_of_another_term_are_refused_and_blame_nobody(kind):
     async def main():
         async with SimulatedSwarm() as swarm:
             each, averagers, controls = await standing_round(swarm)
-            exchange = exchange_of(averagers[2])
-            for link in exchange._outgoing.values():
-                await link.channel.send(RoundStart(term=9, weight=5.0).encode())
+            exchange = exchange_of(averagers[0])
+            member = averagers[1].peer
+            channel = await member.open_channel(averagers[0].peer_id, "round:run", timeout=1.0)
+            hello = hello_for(exchange, member.id, kind=kind, term=Term(0, 0), job=3)
+            await channel.send(hello.encode(), b"no begin")
+            with pytest.raises(ChannelRefusedError, match="another-term"):
+                await channel.receive()
             controls[-1].allow_allreduce()
             for control in controls:
-                assert (await control).fraction == 1.0
+                result = await control
+                assert result.fraction == 1.0
+                assert result.excluded == {}
             assert all(tensors[0].eq(1.0).all() for tensors in each)
 
     run_virtual(main)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from swarmavg.errors import RemoteProtocolError
 from swarmavg.identifiers import GroupId
+from swarmavg.protocol.round_control import Term
 from swarmavg.protocol.round_messages import (
+    ChannelKind,
     RoundBeat,
     RoundHello,
     RoundPart,
@@ -18,13 +20,15 @@ from swarmavg.protocol.round_messages import (
 )
 from swarmavg.transport.packing import pack
 
+MEMBERS = {"group_id": GroupId(bytes(16)), "sender": b"s" * 16, "receiver": b"r" * 16, "plan_hash": b"p" * 32}
 MESSAGES = [
-    RoundHello(group_id=GroupId(bytes(16)), term=0, sender=b"s" * 16, receiver=b"r" * 16, plan_hash=b"p" * 32),
-    RoundStart(term=3, weight=0.25),
-    RoundPart(term=0, index=7),
-    RoundResult(term=1, index=2, contributors=0b1010_0000_0001),
-    RoundResult(term=1, index=2, contributors=0),
-    RoundBeat(term=0, waiting_for=(1, 300)),
+    RoundHello(kind=ChannelKind.INPUTS, term=Term(0, 0), job=None, **MEMBERS),
+    RoundHello(kind=ChannelKind.FETCH, term=Term(3, 1), job=2, **MEMBERS),
+    RoundStart(weight=0.25),
+    RoundPart(index=7),
+    RoundResult(index=2, contributors=0b1010_0000_0001),
+    RoundResult(index=2, contributors=0),
+    RoundBeat(term=Term(2, 1), waiting_for=(1, 300)),
 ]
 
 
@@ -39,21 +43,24 @@ def test_round_trip(message):
         [],
         "hello",
         ["nonsense", 0],
-        ["part", -1, 0],
-        ["part", 0, -1],
-        ["part", 0, True],
-        ["part", 0],
-        ["part", 0, 1, 2],
-        ["start", 0, -1.0],
-        ["start", 0, float("nan")],
-        ["start", 0, float("inf")],
-        ["start", 0, "1"],
-        ["result", 0, 1, 5],
-        ["result", 0, 1, b"x" * 5000],
-        ["beat", 0, [1.5]],
-        ["beat", 0, 3],
-        ["hello", 0, b"short", b"s" * 16, b"r" * 16, b"p" * 32],
-        ["hello", 0, bytes(16), "s" * 16, b"r" * 16, b"p" * 32],
+        ["part", -1],
+        ["part", True],
+        ["part"],
+        ["part", 1, 2],
+        ["start", -1.0],
+        ["start", float("nan")],
+        ["start", float("inf")],
+        ["start", "1"],
+        ["result", 1, 5],
+        ["result", 1, b"x" * 5000],
+        ["beat", [0, 0], [1.5]],
+        ["beat", [0, 0], 3],
+        ["beat", 0, []],
+        ["beat", [0], []],
+        ["hello", "inputs", [0, 0], None, b"short", b"s" * 16, b"r" * 16, b"p" * 32],
+        ["hello", "inputs", [0, 0], None, bytes(16), "s" * 16, b"r" * 16, b"p" * 32],
+        ["hello", "nonsense", [0, 0], None, bytes(16), b"s" * 16, b"r" * 16, b"p" * 32],
+        ["hello", "inputs", [0, 0], -1, bytes(16), b"s" * 16, b"r" * 16, b"p" * 32],
         [["part"], 0, 1],
     ],
     ids=str,

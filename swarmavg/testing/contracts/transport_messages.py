@@ -16,10 +16,11 @@ from swarmavg.testing.contracts.transport_harness import (
     next_message,
     raised,
 )
-from swarmavg.transport.interface import MAX_HEADER_BYTES, Channel, TransportLimits
+from swarmavg.transport.interface import END, MAX_HEADER_BYTES, Channel, TransportLimits
 
 _MANY: Final = 200
 _LARGE: Final = 3_000_001
+_FRAME_BYTES: Final = 64
 _STALL_SECONDS: Final = 0.2
 
 
@@ -194,6 +195,46 @@ async def the_time_of_the_last_byte_is_known(harness: TransportHarness) -> None:
         assert pair.near.last_received <= loop.time()
 
 
+async def arriving_bytes_are_counted(harness: TransportHarness) -> None:
+    async with connected(harness) as pair:
+        assert (pair.near.bytes_received, pair.far.bytes_received) == (0, 0), "opening a channel counts as nothing"
+        content = len(b"header") + _LARGE
+        await _transfer(pair, _pattern(_LARGE))
+        assert content < pair.far.bytes_received <= content + _FRAME_BYTES
+        assert pair.near.bytes_received == 0
+        whole = pair.far.bytes_received
+        await _transfer(pair, b"")
+        assert 0 < pair.far.bytes_received - whole - len(b"header") <= _FRAME_BYTES, "a frame without payload counts too"
+
+
+async def bytes_of_an_unfinished_message_are_counted(harness: TransportHarness) -> None:
+    limits = TransportLimits(buffered_bytes=64 * 1024)
+    async with connected(harness, far_limits=limits) as pair, asyncio.TaskGroup() as tasks:
+        seen = -1
+        sending = tasks.create_task(pair.near.send(b"header", bytes(_LARGE)), name="send")
+        while seen < pair.far.bytes_received:
+            seen = pair.far.bytes_received
+            await asyncio.sleep(_STALL_SECONDS)
+        assert len(b"header") < seen < _LARGE, "what was read ahead, though nobody receives"
+        await next_message(pair.far)
+        await sending
+        assert pair.far.bytes_received > _LARGE
+
+
+async def each_channel_counts_its_own_bytes_and_keeps_the_count(harness: TransportHarness) -> None:
+    async with connected(harness) as pair:
+        for size in (50_000, 10):
+            near, far = await pair.another()
+            await near.send(b"", bytes(size))
+            await next_message(far)
+            assert size < far.bytes_received <= size + _FRAME_BYTES, "whatever an earlier channel carried on the connection"
+            await near.aclose()
+            assert await far.receive() is END
+            before = far.bytes_received
+            await far.aclose()
+            assert far.bytes_received >= before > size
+
+
 async def _transfer(pair: Pair, *buffers: bytes | bytearray | memoryview) -> None:
     content = b"".join(bytes(buffer) for buffer in buffers)
     async with asyncio.TaskGroup() as tasks:
@@ -260,4 +301,7 @@ MESSAGE_CHECKS: Final[tuple[TransportCheck, ...]] = (
     memory_may_be_reused_once_send_has_returned,
     one_slow_channel_does_not_hold_up_another,
     the_time_of_the_last_byte_is_known,
+    arriving_bytes_are_counted,
+    bytes_of_an_unfinished_message_are_counted,
+    each_channel_counts_its_own_bytes_and_keeps_the_count,
 )

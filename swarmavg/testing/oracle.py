@@ -1,0 +1,393 @@
+"""What must have come out of a simulated run, computed from its event log alone: numpy, and no code of the product.
+
+The promise of a round: all members that finish it hold the same averages and tell the same outcome, which is the weighted mean
+over the contributors that they state; who fails holds what it held before; the dead cost time only. Each violation is a line
+that says who, what and where.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmavg.testing.event_log import FREEZE, KILL, EventLog, Failed, Finished, StepEnded, StepStarted, Values
+from swarmavg.testing.troubles import Troubles
+
+_TINY: Final = 1e-37
+"""Absolute slack for numbers so small that float32 holds them with fewer bits, or not at all."""
+_EXPLAINABLE: Final = 5
+"""Most contributors with which a wrong value is compared."""
+_LOG_EPSILON: Final = 1e-9
+"""Slack in comparisons of moments, and of fractions."""
+
+
+class OracleError(AssertionError):
+    """The run broke the promise; the message lists how."""
+
+
+def check(log: EventLog) -> None:
+    """Raise `OracleError` unless the run kept every promise."""
+    found = violations(log)
+    if found:
+        raise OracleError(f"{len(found)} violations:\n" + "\n".join(f"- {line}" for line in found))
+
+
+def violations(log: EventLog) -> list[str]:
+    """All of them, one line each."""
+    steps = _steps(log)
+    rounds = _rounds(steps)
+    found = [line for step in steps.values() for line in _returned(log, step)]
+    for step in steps.values():
+        found += _unchanged(step)
+    for members in rounds.values():
+        group = _Group(log, members, steps)
+        shapes = [line for member in members for line in _spans(member)]
+        found += shapes or [line for rule in _RULES for line in rule(group)]
+    return [*found, *_found_each_other(log, steps)]
+
+
+# ---- reading the log
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """One call of `step`."""
+
+    start: StepStarted
+    end: StepEnded | None
+
+    @property
+    def who(self) -> str:
+        return f"{self.start.peer}, step {self.start.step}"
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.start.peer, self.start.step
+
+    @property
+    def finished(self) -> Finished | None:
+        return self.end.outcome if self.end is not None and isinstance(self.end.outcome, Finished) else None
+
+    @property
+    def failed(self) -> Failed | None:
+        return self.end.outcome if self.end is not None and isinstance(self.end.outcome, Failed) else None
+
+    @property
+    def result(self) -> Finished:
+        assert self.finished is not None
+        return self.finished
+
+    @property
+    def until(self) -> float:
+        return self.start.deadline if self.end is None else self.end.time
+
+    @property
+    def total(self) -> int:
+        return sum(array.size for array in self.start.values)
+
+
+def _steps(log: EventLog) -> dict[tuple[str, int], _Step]:
+    ends = {(end.peer, end.step): end for end in log.ends}
+    steps = {(start.peer, start.step): _Step(start, ends.pop((start.peer, start.step), None)) for start in log.starts}
+    if ends or len(steps) != len(log.starts):
+        raise ValueError(f"the log is no log: ends without a start {sorted(ends)}, or two starts of one step")
+    return steps
+
+
+def _rounds(steps: dict[tuple[str, int], _Step]) -> dict[str, list[_Step]]:
+    """The members that finished each round."""
+    rounds: dict[str, list[_Step]] = defaultdict(list)
+    for step in steps.values():
+        if step.finished is not None:
+            rounds[step.finished.round_id].append(step)
+    return rounds
+
+
+class _Group:
+    """A round that at least one member finished."""
+
+    def __init__(self, log: EventLog, finishers: list[_Step], steps: dict[tuple[str, int], _Step]) -> None:
+        self.log = log
+        self.finishers = finishers
+        self.round_id = finishers[0].result.round_id
+        self.names = {name: number for step in finishers for name, number in step.result.members.items()}
+        self.members = {name: steps[name, number] for name, number in self.names.items() if (name, number) in steps}
+        self.troubles = Troubles(
+            log,
+            min(step.start.time for step in (*self.members.values(), *finishers)),
+            max(step.until for step in (*self.members.values(), *finishers)),
+        )
+
+    @property
+    def final(self) -> list[_Step]:
+        """Members of the last term, as far as a result tells. The dead may have finished before; they prove nothing."""
+        return [step for step in self.finishers if not step.result.diverged and step.start.peer not in self.troubles.killed]
+
+    @property
+    def untouched(self) -> list[_Step]:
+        """Members that nothing happened to."""
+        return [step for name, step in self.members.items() if name not in self.troubles.touched]
+
+    def together(self, one: _Step, other: _Step) -> bool:
+        return self.troubles.together(one.start.peer, other.start.peer, self.names)
+
+
+# ---- rules about one step
+
+
+def _returned(log: EventLog, step: _Step) -> Iterator[str]:
+    """Everybody alive returns within its bound; time spent frozen does not count."""
+    peer, deadline = step.start.peer, step.start.deadline
+    killed = min((fault.time for fault in log.faults if fault.kind == KILL and peer in fault.peers), default=float("inf"))
+    frozen = sum(fault.seconds for fault in log.faults if fault.kind == FREEZE and peer in fault.peers)
+    if step.end is None:
+        if killed > deadline + frozen:
+            yield f"{step.who} never returned, due by {deadline + frozen:.3f}"
+    elif step.end.time > deadline + frozen + _LOG_EPSILON:
+        yield f"{step.who} returned at {step.end.time:.3f}, due by {deadline + frozen:.3f}"
+
+
+def _unchanged(step: _Step) -> Iterator[str]:
+    """After a failed step, and in an auxiliary peer, the tensors hold exactly what they held before."""
+    if step.end is None or (step.failed is None and step.start.receives):
+        return
+    same = _same_bits(step.start.values, step.end.values)
+    if not same.all():
+        why = "is auxiliary" if step.failed is None else f"failed with {step.failed.error}"
+        yield f"{step.who} {why}, but element {int(np.argmin(same))} changed"
+
+
+def _spans(step: _Step) -> Iterator[str]:
+    """Averaged and missing spans together are the whole vector, each element once, in order."""
+    if not step.start.receives:
+        return
+    result, total = step.result, step.total
+    listed = [(start, stop) for start, stop, _ in result.spans]
+    if listed != sorted(listed) or list(result.missing) != sorted(result.missing):
+        yield f"{step.who}: spans out of order: {listed}, missing {list(result.missing)}"
+    at = 0
+    for start, stop in sorted([*listed, *result.missing]):
+        if start != at or stop <= start:
+            yield f"{step.who}: spans do not partition the vector at element {at}: next is {start} to {stop}"
+            return
+        at = stop
+    if at != total:
+        yield f"{step.who}: spans end at element {at} of {total}"
+        return
+    averaged = sum(stop - start for start, stop, names in result.spans if names)
+    fraction = averaged / total if total else 1.0
+    if abs(fraction - result.fraction) > _LOG_EPSILON:
+        yield f"{step.who}: fraction {result.fraction} where {averaged} of {total} elements were averaged"
+
+
+# ---- rules about one round
+
+
+def _plausible(group: _Group) -> Iterator[str]:
+    """Contributors are members that were in a step of the round and have a weight."""
+    for step in group.finishers:
+        result = step.result
+        if step.start.peer not in result.members:
+            yield f"{step.who}: the group of its round does not include itself"
+        if result.members != group.names:
+            yield f"{step.who}: another group than the rest of round {group.round_id}"
+        if not result.excluded <= result.members.keys():
+            yield f"{step.who}: excluded who is no member: {sorted(result.excluded - result.members.keys())}"
+        for start, stop, names in result.spans:
+            for name in sorted(names):
+                member = group.members.get(name)
+                if name not in result.members or member is None:
+                    yield f"{step.who}: {name} is in the average of {start} to {stop}, but never was in this round"
+                elif not member.start.contributes:
+                    yield f"{step.who}: {name} is in the average of {start} to {stop}, but contributes nothing"
+                elif member.start.time > step.until:
+                    yield f"{step.who}: {name} is in the average of {start} to {stop}, but began later"
+
+
+def _whole(group: _Group) -> Iterator[str]:
+    """Where peers only die, whom nothing happened to is in every average, and is neither excluded nor left behind."""
+    if not group.troubles.only_deaths:
+        return
+    reducible = any(member.start.reduces for member in group.untouched)
+    for step in group.final:
+        for member in group.untouched:
+            if member.start.peer in step.result.excluded:
+                yield f"{step.who}: excluded {member.start.peer}, to whom nothing happened"
+            if not member.start.contributes or not step.start.receives:
+                continue
+            for start, stop, names in step.result.spans:
+                if member.start.peer not in names:
+                    innocent = f"{member.start.peer}, to whom nothing happened,"
+                    yield f"{step.who}: {innocent} is not in the average of {start} to {stop}"
+            for start, stop in step.result.missing if reducible else ():
+                yield f"{step.who}: {start} to {stop} not averaged, though {member.start.peer} lives"
+    for step in group.finishers:
+        if step.result.diverged and step in group.untouched:
+            yield f"{step.who}: diverged, though nothing happened to it"
+
+
+def _carried_along(group: _Group) -> Iterator[str]:
+    """A round that one member finished is finished by every member to whom nothing happened."""
+    for step in group.untouched:
+        reachable = [other for other in group.final if other is not step and group.together(step, other)]
+        if not reachable or step.end is None:
+            continue
+        if step.finished is None or step.finished.round_id != group.round_id:
+            ended = "ended otherwise" if step.failed is None else f"failed with {step.failed.error}: {step.failed.message}"
+            yield f"{step.who}: {ended}, though {reachable[0].who} finished round {group.round_id} with it"
+        elif step.finished.diverged:
+            yield f"{step.who}: diverged, though it could reach {reachable[0].who} all the time"
+
+
+def _agreed(group: _Group) -> Iterator[str]:
+    """Members of the last term tell the same outcome and, at alpha 1, hold the same bits."""
+    receivers = [step for step in group.final if step.start.receives]
+    for index, step in enumerate(receivers):
+        other = next((earlier for earlier in receivers[:index] if group.together(earlier, step)), None)
+        if other is None:
+            continue
+        mine, theirs = step.result, other.result
+        if _merged(mine) != _merged(theirs) or mine.missing != theirs.missing:
+            yield f"{step.who} tells {_told(mine)}, {other.who} tells {_told(theirs)}"
+        elif mine.fraction != theirs.fraction:
+            yield f"{step.who} averaged a fraction of {mine.fraction}, {other.who} of {theirs.fraction}"
+        elif step.start.alpha == other.start.alpha == 1.0:
+            assert step.end is not None
+            assert other.end is not None
+            differs = ~_same_bits(step.end.values, other.end.values) & _averaged(step)
+            if differs.any():
+                yield f"{step.who} and {other.who} differ in element {int(np.argmax(differs))}"
+
+
+def _valued(group: _Group) -> Iterator[str]:
+    """Every element is the weighted mean over the stated contributors, or what it was where there are none."""
+    for step in group.finishers:
+        if not step.start.receives:
+            continue
+        assert step.end is not None
+        same = _same_bits(step.start.values, step.end.values)
+        local, now = _flat(step.start.values), _flat(step.end.values)
+        unchanged = [*step.result.missing, *((start, stop) for start, stop, names in step.result.spans if not names)]
+        for start, stop in unchanged:
+            if not same[start:stop].all():
+                at = start + int(np.argmin(same[start:stop]))
+                yield f"{step.who}: element {at} was not averaged, but changed from {local[at]!r} to {now[at]!r}"
+        for start, stop, names in step.result.spans:
+            chosen = [group.members[name].start for name in sorted(names) if name in group.members]
+            if not chosen or len(chosen) != len(names):
+                continue  # reported elsewhere
+            expected, bound = _mean(group.log, step, chosen, slice(start, stop))
+            wrong = ~(np.abs(now[start:stop] - expected) <= bound)  # a NaN is wrong too
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                yield (
+                    f"{step.who}: element {start + at} is {now[start + at]!r}, but the mean over {sorted(names)} is "
+                    f"{expected[at]!r} +- {bound[at]:.3g}{_explained(group, step, start + at)}"
+                )
+
+
+def _explained(group: _Group, step: _Step, at: int) -> str:
+    """Which contributors would make the value right, for whoever looks for the error."""
+    assert step.end is not None
+    value = _flat(step.end.values)[at]
+    starts = [member.start for _, member in sorted(group.members.items()) if member.start.contributes]
+    for count in range(1, min(len(starts), _EXPLAINABLE) + 1):
+        for chosen in itertools.combinations(starts, count):
+            expected, bound = _mean(group.log, step, list(chosen), slice(at, at + 1))
+            if abs(value - expected[0]) <= bound[0]:
+                return f"; it is the mean over {[start.peer for start in chosen]}"
+    return ""
+
+
+def _mean(
+    log: EventLog, step: _Step, chosen: list[StepStarted], where: slice
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The elements that the step should have left, and how far off arithmetic and codec may leave them."""
+    weights = np.array([start.weight for start in chosen])
+    inputs = np.stack([_flat(start.values)[where] for start in chosen])
+    shares = (weights / weights.sum())[:, None]
+    mean, scale = (shares * inputs).sum(axis=0), (shares * np.abs(inputs)).sum(axis=0)
+    local, alpha = _flat(step.start.values)[where], step.start.alpha
+    stored, summed = _epsilons(step.start.values)
+    codec = 1.01 * (log.codec_relative * (scale + np.abs(mean)) + 2 * log.codec_absolute)
+    bound = (len(chosen) + 3) * summed[where] * scale + stored[where] * np.abs(mean) + codec + _TINY
+    if alpha != 1.0:
+        mean, bound = local + alpha * (mean - local), alpha * bound + 4 * stored[where] * (np.abs(local) + np.abs(mean))
+    return mean, bound
+
+
+_RULES: Final[tuple[Callable[[_Group], Iterator[str]], ...]] = (_plausible, _whole, _carried_along, _agreed, _valued)
+
+
+# ---- rules about the run
+
+
+def _found_each_other(log: EventLog, steps: dict[tuple[str, int], _Step]) -> Iterator[str]:
+    """Two that look for a group for long enough, one of whom can reduce, do not both come back without one."""
+    settled = max((fault.time for fault in log.faults), default=0.0)
+    failed = [step for step in steps.values() if step.failed is not None]
+    for index, one in enumerate(failed):
+        for other in failed[:index]:
+            since = max(one.start.time, other.start.time, settled)
+            until = min(one.until, other.until)
+            troubles = Troubles(log, since, until)
+            if (
+                until - since > log.grouping
+                and one.start.peer != other.start.peer
+                and (one.start.reduces or other.start.reduces)
+                and not {one.start.peer, other.start.peer} & troubles.touched
+            ):
+                yield f"{one.who} and {other.who} looked for a group from {since:.3f} to {until:.3f} and both failed"
+
+
+# ---- arithmetic
+
+
+def _flat(values: Values) -> NDArray[np.float64]:
+    return np.concatenate([np.zeros(0), *(array.reshape(-1).astype(np.float64) for array in values)])
+
+
+def _epsilons(values: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each element: the relative step of what it is stored in, and of what it is summed up in."""
+    stored = [np.full(array.size, float(np.finfo(array.dtype).eps)) for array in values]
+    summed = [np.minimum(each, float(np.finfo(np.float32).eps)) for each in stored]
+    return np.concatenate([np.zeros(0), *stored]), np.concatenate([np.zeros(0), *summed])
+
+
+def _same_bits(one: Values, other: Values) -> NDArray[np.bool_]:
+    """Of each element, whether the two hold the same bits."""
+    pairs = zip(one, other, strict=True)
+    return np.concatenate([np.zeros(0, dtype=bool), *(_bits(first) == _bits(second) for first, second in pairs)])
+
+
+def _bits(array: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
+
+
+def _averaged(step: _Step) -> NDArray[np.bool_]:
+    mask = np.zeros(step.total, dtype=bool)
+    for start, stop, names in step.result.spans:
+        mask[start:stop] = bool(names)
+    return mask
+
+
+def _merged(result: Finished) -> list[tuple[int, int, frozenset[str]]]:
+    """Neighbours with the same contributors as one."""
+    merged: list[tuple[int, int, frozenset[str]]] = []
+    for start, stop, names in result.spans:
+        if merged and merged[-1][1:] == (start, names):
+            merged[-1] = (merged[-1][0], stop, names)
+        else:
+            merged.append((start, stop, names))
+    return merged
+
+
+def _told(result: Finished) -> str:
+    spans = ", ".join(f"{start}-{stop} from {sorted(names)}" for start, stop, names in result.spans)
+    return f"({spans}; missing {list(result.missing)})"
