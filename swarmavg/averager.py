@@ -96,8 +96,10 @@ class Averager:
         part_size_bytes: upper bound of one part on the wire; by default 256 KiB, 1 MiB for vectors of 16 MiB or more.
         allreduce_timeout: bound in seconds on one all-reduce once the group stands.
         next_chunk_timeout: default of `sender_timeout`.
-        sender_timeout: seconds after which a silent contributor is excluded; by default 15.
-        reducer_timeout: seconds after which a silent reducer is given up; must exceed `sender_timeout`, by default its double.
+        sender_timeout: seconds after which a contributor is suspected from which nothing came. By default 10, or 4 times the
+            longest gap between arrivals on its channel, up to 60: a slow line that moves is not silent.
+        reducer_timeout: the same for a reducer and for the coordinator; must exceed `sender_timeout`. By default twice the
+            `sender_timeout` given, or 20, stretched likewise up to 120.
         compression: codec for averaging, such as `NoCompression()` or `Float16Compression()`.
         tensor_infos: one `TensorInfo` per tensor; derived by default.
         bandwidth: of this peer, in any unit common to the run; `None` = the mean of the group, 0 = others do the reducing.

@@ -12,8 +12,7 @@ Nonfinite: TypeAlias = Literal["reject", "allow"]
 """What becomes of NaN and infinities among the values to be averaged."""
 
 SENDER_TIMEOUT = 15.0
-"""Seconds without a single byte after which a peer is taken for dead where no timeout was given. Heartbeats go out four
-times as often, and a part that trickles in counts as life, so that slow links do not suffer."""
+"""Seconds: the longest `sender_timeout` that follows from a given `reducer_timeout`, of which it is otherwise half."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -131,7 +131,7 @@ class Round:
     @property
     def fencing(self) -> Fencing:
         """For members that this one goes on without."""
-        return Fencing(self._core.term, len(self._core.live))
+        return Fencing(self._core.term, sum(1 << member for member in self._core.live))
 
     @property
     def may_commit(self) -> bool:
@@ -312,8 +312,8 @@ class Round:
         core.connected.discard(event.member)
         core.tell(now, f"lost {core.name(event.member)}: {event.code.value}, {event.detail}")
         if event.fenced_by is not None:
-            mine = len(core.live - {event.member})  # whoever says so is not with us
-            if (event.fenced_by.live, event.fenced_by.term) > (mine, core.term):
+            theirs = frozenset(p for p in range(len(core.setting.names)) if event.fenced_by.live >> p & 1)
+            if self._outnumbered(theirs, event.fenced_by.term):
                 self._out(event.detail, now)
                 return
         if self._coordinator.active:
@@ -381,12 +381,17 @@ class Round:
         theirs = frozenset(range(len(core.setting.names))) - {member for member, _, _ in fence.out}
         excluded = core.me not in theirs
         if core.succession[term.rank] in core.out or (sender in core.out and excluded):
-            if excluded and (len(theirs), term) > (len(core.live - theirs), core.term):
+            if excluded and self._outnumbered(theirs, term):
                 self._out("the larger part of the group", now)
             else:
                 core.repeat_fence(sender, now)
         elif term > core.term:
             self.obey(fence, term, now)
+
+    def _outnumbered(self, theirs: frozenset[int], term: Term) -> bool:
+        """Whether those who go on without this member are more than those who are left with it."""
+        core = self._core
+        return (len(theirs), term) > (len(core.live - theirs), core.term)
 
     def _check(self, message: ControlMessage, sender: int) -> None:
         """Raise `RemoteProtocolError` if it names members or parts that there are not."""

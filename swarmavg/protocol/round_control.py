@@ -32,13 +32,14 @@ class Term(NamedTuple):
 
 
 class Fencing(NamedTuple):
-    """That somebody goes on without this member: in which term, and with how many."""
+    """That somebody goes on without this member: in which term, and with whom."""
 
     term: Term
     live: int
+    """Bit p set = the member at position p."""
 
     def __str__(self) -> str:
-        return f"{self.term}.{self.live}"
+        return f"{self.term}.{self.live:x}"
 
 
 class LinkId(NamedTuple):

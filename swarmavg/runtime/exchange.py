@@ -49,14 +49,12 @@ from swarmavg.reduction.snapshot import Snapshot
 from swarmavg.runtime.channels import ChannelHub
 from swarmavg.runtime.contributor_link import ContributorLink
 from swarmavg.runtime.control_links import ControlLinks
+from swarmavg.runtime.lag import LAG, lenient_timeout
 from swarmavg.runtime.relay_links import Relay, RelayLink
 from swarmavg.runtime.round_link import ANOTHER_TERM, Link, LinkFailedError, RoundTimes, fenced_code, hello_of
 from swarmavg.runtime.served_range import ServedRange
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.interface import Channel
-
-LAG = 1.0
-"""After the event loop was held up for this many seconds, arrived bytes are read before anybody is called silent."""
 
 _log = get_logger("swarmavg.round")
 
@@ -518,7 +516,7 @@ class Exchange:
         """A channel of a job, which may not have been heard of yet."""
         self.term_seen(member, hello.term)
         try:
-            async with asyncio.timeout(self.times.dial):
+            async with lenient_timeout(self.times.dial):
                 while self._jobs_of < hello.term >= self.term and not self.machine.state.over:
                     self._changed.clear()
                     await self._changed.wait()

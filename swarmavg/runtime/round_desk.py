@@ -13,6 +13,7 @@ from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.protocol.matchmaking_messages import MAX_BEGIN_BYTES
 from swarmavg.protocol.round_messages import RoundHello, decode_round_message
 from swarmavg.runtime.exchange import Exchange
+from swarmavg.runtime.lag import lenient_timeout
 from swarmavg.runtime.round_link import NO_SUCH_ROUND, fenced_code
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.interface import END, Channel
@@ -80,8 +81,9 @@ class RoundDesk:
             hello, begin = await self._hello(channel)
             exchange = await self._find(hello.group_id, begin)
         except (RemoteProtocolError, ChannelError, TimeoutError) as error:
-            _log.warning("bad first message on a round's channel", peer=channel.peer.short, error=str(error))
-            channel.abort(str(error), code="protocol-violation")
+            reason = str(error) or f"no hello within {self._patience:g} s"
+            _log.warning("bad first message on a round's channel", peer=channel.peer.short, error=reason)
+            channel.abort(reason, code="protocol-violation")
             return
         if exchange is None:
             end = self._over.get(hello.group_id, _End("this peer does not know the group", frozenset(), NO_SUCH_ROUND))
@@ -90,7 +92,7 @@ class RoundDesk:
         await exchange.serve(channel, hello)
 
     async def _hello(self, channel: Channel) -> tuple[RoundHello, bytes]:
-        async with asyncio.timeout(self._patience):
+        async with lenient_timeout(self._patience):
             message = await channel.receive(_allocate_begin)
         if message is END:
             raise RemoteProtocolError("the channel ended before its hello")
@@ -103,7 +105,7 @@ class RoundDesk:
         if group_id not in self._exchanges and group_id not in self._over:
             self._adopt(begin)
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience):
+            async with lenient_timeout(self._patience):
                 while group_id not in self._exchanges and group_id not in self._over:
                     await self._news.wait()
         return self._exchanges.get(group_id)

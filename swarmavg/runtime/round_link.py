@@ -23,7 +23,7 @@ from swarmavg.protocol.outcome import ExclusionCode
 from swarmavg.protocol.round_control import Fencing, LinkId, Term
 from swarmavg.protocol.round_messages import ChannelKind, RoundBeat, RoundHello
 from swarmavg.runtime.patience import CONTRIBUTOR_BASE, REDUCER_BASE, Patience
-from swarmavg.transport.framing import HEAD
+from swarmavg.transport.framing import HEAD, MAX_CODE_CHARS
 from swarmavg.transport.interface import Buffer, Channel
 
 if TYPE_CHECKING:
@@ -45,16 +45,17 @@ ANOTHER_TERM = "another-term"
 
 def fenced_code(fencing: Fencing) -> str:
     """Code with which the channels of a member that is out are refused."""
-    return f"fenced:{fencing}"
+    code = f"fenced:{fencing}"
+    return code if len(code) <= MAX_CODE_CHARS else f"fenced:{fencing.term}.0"
 
 
 def read_fencing(code: str) -> Fencing | None:
     """What a code of `fenced_code` says, or `None` for any other code."""
-    match = re.fullmatch(r"fenced:(\d{1,15})\.(\d{1,4})\.(\d{1,4})", code, re.ASCII)
+    match = re.fullmatch(r"fenced:(\d{1,15})\.(\d{1,4})\.([0-9a-f]{1,256})", code, re.ASCII)
     if match is None:
         return None
-    number, rank, live = map(int, match.groups())
-    return Fencing(Term(number, rank), live)
+    number, rank, live = match.groups()
+    return Fencing(Term(int(number), int(rank)), int(live, 16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

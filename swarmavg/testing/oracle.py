@@ -131,8 +131,15 @@ class _Group:
 
     @property
     def untouched(self) -> list[_Step]:
-        """Members that nothing happened to."""
-        return [step for name, step in self.members.items() if name not in self.troubles.touched]
+        """Members that nothing happened to. Clients of whom the dead alone knew are not among them."""
+        return [step for name, step in self.members.items() if name not in self.troubles.touched and not self._forgotten(step)]
+
+    def _forgotten(self, step: _Step) -> bool:
+        """A client that never heard of the group, because the leader died first: nobody else can reach a client to tell it."""
+        name = step.start.peer
+        appears = any(name in names for finisher in self.finishers for _, _, names in finisher.result.spans)
+        leaders = {member.start.peer for member in self.members.values() if member.start.reduces}
+        return not step.start.reduces and step not in self.finishers and not appears and bool(leaders & self.troubles.killed)
 
     def together(self, one: _Step, other: _Step) -> bool:
         return self.troubles.together(one.start.peer, other.start.peer, self.names)

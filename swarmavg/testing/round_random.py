@@ -70,7 +70,7 @@ class _Swarm:
         }
         shapes = [(rng.choice([1, 37, 301]),), (), (3, 5)]
         directory: Literal["shared", "gossip"] = rng.choice(("shared", "shared", "gossip"))
-        swarm = SimulatedSwarm(seed=self.seed, latency=rng.choice([0.001, 0.01, 0.05]), faults=self.plan, directory=directory)
+        swarm = SimulatedSwarm(seed=self.seed, latency=rng.choice([0.001, 0.01, 0.02]), faults=self.plan, directory=directory)
         async with swarm:
             users = []
             for number in range(self.peers):

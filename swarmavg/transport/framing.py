@@ -29,7 +29,7 @@ VERSIONS: Final = (1, 1)
 """Lowest and highest protocol version spoken here."""
 
 MAX_CONTROL_BYTES: Final = 4096
-MAX_CODE_CHARS: Final = 64
+MAX_CODE_CHARS: Final = 256
 MAX_REASON_CHARS: Final = 500
 MAX_PAYLOAD_BYTES: Final = 2**32 - 1
 SWARM_ID_BYTES: Final = 32

@@ -40,10 +40,8 @@ STAGES = {
 TIMEOUT = 100.0
 
 
-def options(place: str) -> dict[str, Any]:
-    """Of the averagers of trainer and mates alike. Whoever is to be searching lacks a fourth one for ever."""
-    size = 4 if place == "searching" else 3
-    return {"prefix": "run", "target_group_size": size, "min_group_size": size, **PATIENCE}
+OPTIONS: dict[str, Any] = {"prefix": "run", "target_group_size": 3, "min_group_size": 3, **PATIENCE}
+"""Of the averagers of the trainer and its mates alike."""
 
 
 def say_where(peer: swarmavg.Peer | swarmavg.sync.Peer) -> None:
@@ -74,14 +72,14 @@ def sync_trainer(place: str, ending: str, bootstrap: str) -> None:
     with swarmavg.sync.Peer(listen=["tcp://127.0.0.1:0"], bootstrap=[bootstrap]) as peer:
         if place == "training":
             sync_training(peer, ending)
-        with swarmavg.sync.Averager([torch.ones(ELEMENTS)], peer=peer, **options(place)) as averager:
+        with swarmavg.sync.Averager([torch.ones(ELEMENTS)], peer=peer, **OPTIONS) as averager:
             stay_sync(averager, place, ending)
 
 
 def forgetful_trainer(place: str, ending: str, bootstrap: str) -> None:
     """Closes nothing."""
     peer = swarmavg.sync.Peer(listen=["tcp://127.0.0.1:0"], bootstrap=[bootstrap]).start()
-    stay_sync(swarmavg.sync.Averager([torch.ones(ELEMENTS)], peer=peer, **options(place)).start(), place, ending)
+    stay_sync(swarmavg.sync.Averager([torch.ones(ELEMENTS)], peer=peer, **OPTIONS).start(), place, ending)
 
 
 def stay_sync(averager: swarmavg.sync.Averager, place: str, ending: str) -> None:
@@ -101,7 +99,7 @@ def sync_training(peer: swarmavg.sync.Peer, ending: str) -> None:
     trouble = Trouble(ending)
     weight = torch.nn.Parameter(torch.ones(ELEMENTS))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    with swarmavg.sync.TrainingStateAverager(peer=peer, optimizer=optimizer, **options("training")) as averager:
+    with swarmavg.sync.TrainingStateAverager(peer=peer, optimizer=optimizer, **OPTIONS) as averager:
         averager.step(averaging_round=True, delay_averaging=True, averaging_opts={"timeout": TIMEOUT})
         say_where(peer)
         while True:
@@ -117,7 +115,7 @@ async def async_trainer(place: str, ending: str, bootstrap: str) -> None:
     async with swarmavg.Peer(listen=["tcp://127.0.0.1:0"], bootstrap=[bootstrap]) as peer:
         if place == "training":
             await async_training(peer, ending)
-        async with swarmavg.Averager([torch.ones(ELEMENTS)], peer=peer, **options(place)) as averager:
+        async with swarmavg.Averager([torch.ones(ELEMENTS)], peer=peer, **OPTIONS) as averager:
             trouble = Trouble(ending)
             control = await averager.step(wait=False, timeout=TIMEOUT, require_trigger=place == "waiting")
             while control.stage is not STAGES[place]:
@@ -133,7 +131,7 @@ async def async_training(peer: swarmavg.Peer, ending: str) -> None:
     trouble = Trouble(ending)
     weight = torch.nn.Parameter(torch.ones(ELEMENTS))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    async with swarmavg.TrainingStateAverager(peer=peer, optimizer=optimizer, **options("training")) as averager:
+    async with swarmavg.TrainingStateAverager(peer=peer, optimizer=optimizer, **OPTIONS) as averager:
         await averager.step(averaging_round=True, delay_averaging=True, averaging_opts={"timeout": TIMEOUT})
         say_where(peer)
         while True:
