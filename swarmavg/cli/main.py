@@ -2,7 +2,8 @@
 
 A subcommand is a module of this package that is named in `COMMANDS` and offers what `swarmavg.cli.interface.Command` says.
 
-Exit status: 0 = done, 1 = the command ran and its verdict is no, 2 = wrong usage or an error of ours, 130 = Ctrl-C.
+Exit status: 0 = done, 1 = the command ran and its verdict is no, 2 = wrong usage or an error of ours, 130 = Ctrl-C,
+143 = SIGTERM.
 """
 
 from __future__ import annotations

@@ -106,6 +106,11 @@ class Round:
         return self._core.out
 
     @property
+    def suspected(self) -> Mapping[int, tuple[ExclusionCode, str]]:
+        """Members that this one cannot work with and of whom no coordinator has decided yet, and why."""
+        return {accused: (s.code, s.detail) for (accused, _), s in reversed(self._suspicions.items())}
+
+    @property
     def live(self) -> frozenset[int]:
         return self._core.live
 
@@ -316,6 +321,9 @@ class Round:
             if self._outnumbered(theirs, event.fenced_by.term):
                 self._out(event.detail, now)
                 return
+        if event.closed:
+            self._learn_end(now)
+            return
         if self._coordinator.active:
             if event.code is ExclusionCode.CANCELLED:
                 self._coordinator.left(event.member, event.detail)
@@ -431,6 +439,8 @@ class Round:
                 self._coordinator.heard(sender, message)
             case Leave():
                 self._member_left(sender, message.reason, now)
+            case Closed():
+                self._learn_end(now)
             case _:
                 return False
         return True
@@ -449,15 +459,13 @@ class Round:
             case Suspect():
                 self._take_suspicion(message, now)
             case Report() | Done() if not self._coordinator.active:
-                raise RemoteProtocolError(f"{core.name(sender)} takes this member for the coordinator")
+                pass  # it turns to this member, and will say why
             case Report():
                 self._coordinator.report(sender, message, now)
             case Done():
                 self._coordinator.done(sender)
             case Assign() if sender == core.coordinator:
                 self.take_up(message, now)
-            case Closed() if sender == core.coordinator:
-                self.finish(now)
             case ControlBeat():
                 pass
             case _:
@@ -496,9 +504,8 @@ class Round:
         core = self._core
         if isinstance(event.message, Closed | Fence | Leave):
             return
-        if core.state is RoundState.CLOSED and event.sender not in core.out and event.term == core.term:
-            if self._coordinator.active:
-                core.send(event.sender, Closed(), now)
+        if core.state is RoundState.CLOSED and event.sender not in core.out:
+            core.send(event.sender, Closed(), now)
         elif core.state in (RoundState.CLOSED, RoundState.ORPHANED) and event.term <= core.term:
             core.send(event.sender, core.fence, now)
 
@@ -566,6 +573,13 @@ class Round:
 
     def resign(self, now: float) -> None:
         self._out("too many members cannot work with this one", now)
+
+    def _learn_end(self, now: float) -> None:
+        """Everybody who belongs to the round has everything."""
+        if self.state.committed or self._core.me not in self._core.setting.receives:
+            self.finish(now)
+        else:
+            self._out("the round was closed without this member", now)
 
     def finish(self, now: float) -> None:
         if self.state.committed or self._core.me not in self._core.setting.receives:

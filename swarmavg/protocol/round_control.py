@@ -17,6 +17,8 @@ from swarmavg.transport.packing import pack, unpack
 MAX_DETAIL: Final = 200
 MAX_MEMBERS: Final = 4096
 MAX_PARTS: Final = 1 << 22
+MAX_JOBS_PER_PART: Final = 64
+"""How often one part may occur in a term's jobs: once anew, and once for each group of members that it is passed on to."""
 MAX_CONTROL_BYTES: Final = 64 * 1024 * 1024
 """Largest payload of a control message: a bitmap of parts, or a list of them."""
 
@@ -158,14 +160,16 @@ def encode_control(term: Term, message: ControlMessage) -> tuple[bytes, bytes]:
     return pack([kind, term.number, term.rank, *fields]), payload
 
 
-def decode_control(header: bytes, payload: memoryview) -> tuple[Term, ControlMessage]:
-    """Read a message. Raises `RemoteProtocolError` for anything that `encode_control` has not made."""
+def decode_control(header: bytes, payload: memoryview, *, parts: int = MAX_PARTS) -> tuple[Term, ControlMessage]:
+    """Read a message of a round whose plan has so many parts. Raises `RemoteProtocolError` for anything that
+    `encode_control` has not made.
+    """
     fields = unpack(header, what="control message")
     try:
         if not isinstance(fields, list) or len(fields) < 3:
             raise TypeError("not a list")
         kind, number, rank, *rest = fields
-        return Term(_count(number), _count(rank)), _READERS[kind](payload, *rest)
+        return Term(_count(number), _count(rank)), _READERS[kind](_Payload(payload, parts), *rest)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RemoteProtocolError(f"malformed control message: {error}") from None
 
@@ -210,6 +214,11 @@ def _some_link(value: Any) -> LinkId:
     return LinkId(_position(contributor), _position(reducer))
 
 
+class _Payload(NamedTuple):
+    data: memoryview
+    parts: int
+
+
 _Written = tuple[str, list[Any], bytes]
 
 
@@ -218,7 +227,7 @@ def _write_suspect(m: Suspect) -> _Written:
     return "suspect", [m.accused, link, m.code.value, _short(m.detail), m.left], b""
 
 
-def _read_suspect(_: memoryview, accused: Any, link: Any, code: Any, detail: Any, left: Any) -> Suspect:
+def _read_suspect(_: _Payload, accused: Any, link: Any, code: Any, detail: Any, left: Any) -> Suspect:
     return Suspect(
         accused=_position(accused), link=_link(link), code=ExclusionCode(code), detail=_text(detail), left=_flag(left)
     )
@@ -231,8 +240,8 @@ def _write_fence(m: Fence) -> _Written:
     return "fence", [], pack([out, severed])
 
 
-def _read_fence(payload: memoryview) -> Fence:
-    out, severed = unpack(payload, what="fence", max_bytes=MAX_CONTROL_BYTES, max_items=MAX_PARTS)
+def _read_fence(payload: _Payload) -> Fence:
+    out, severed = unpack(payload.data, what="fence", max_bytes=MAX_CONTROL_BYTES, max_items=MAX_PARTS)
     return Fence(
         out=tuple((_position(position), ExclusionCode(code), _text(detail)) for position, code, detail in out),
         severed=tuple(
@@ -242,10 +251,10 @@ def _read_fence(payload: memoryview) -> Fence:
     )
 
 
-def _read_report(payload: memoryview, committed: Any) -> Report:
-    if len(payload) > MAX_PARTS // 8:
+def _read_report(payload: _Payload, committed: Any) -> Report:
+    if len(payload.data) > (payload.parts + 7) // 8:
         raise ValueError("a bitmap of too many parts")
-    return Report(committed=_flag(committed), held=int.from_bytes(payload, "little"))
+    return Report(committed=_flag(committed), held=int.from_bytes(payload.data, "little"))
 
 
 def _write_assign(m: Assign) -> _Written:
@@ -256,8 +265,8 @@ def _write_assign(m: Assign) -> _Written:
     return "assign", [], pack(jobs)
 
 
-def _read_assign(payload: memoryview) -> Assign:
-    jobs = unpack(payload, what="assignments", max_bytes=MAX_CONTROL_BYTES, max_items=MAX_PARTS)
+def _read_assign(payload: _Payload) -> Assign:
+    jobs = unpack(payload.data, what="assignments", max_bytes=MAX_CONTROL_BYTES, max_items=MAX_PARTS)
     return Assign(
         jobs=tuple(
             Job(
@@ -266,9 +275,11 @@ def _read_assign(payload: memoryview) -> Assign:
                 holder=None if holder is None else _position(holder),
                 contributors=_mask(contributors),
                 consumers=_mask(consumers),
-                parts=_unrolled(runs),
+                parts=tuple(numbers),
             )
-            for number, (server, holder, contributors, consumers, runs) in enumerate(jobs)
+            for number, ((server, holder, contributors, consumers, _), numbers) in enumerate(
+                zip(jobs, _unrolled([runs for _, _, _, _, runs in jobs], payload.parts), strict=True)
+            )
         )
     )
 
@@ -292,16 +303,24 @@ def _runs(parts: tuple[int, ...]) -> list[int]:
     return lengths
 
 
-def _unrolled(runs: Any) -> tuple[int, ...]:
-    parts: list[int] = []
+def _unrolled(jobs: list[Any], parts: int) -> list[list[int]]:
+    """The inverse for all jobs. A part may be in a few of them; the sum is bounded before anything is unrolled."""
+    total = sum(_count(run, MAX_PARTS) for runs in jobs for run in runs[1::2])
+    if total > parts * MAX_JOBS_PER_PART:
+        raise ValueError(f"jobs of {total} parts, where the plan has {parts}")
+    return [_ascending(runs, parts) for runs in jobs]
+
+
+def _ascending(runs: Any, parts: int) -> list[int]:
+    numbers: list[int] = []
     at = 0
     for gap, run in zip(runs[::2], runs[1::2], strict=True):
         at += _count(gap, MAX_PARTS)
-        if at + _count(run, MAX_PARTS) > MAX_PARTS:
-            raise ValueError("too many parts")
-        parts.extend(range(at, at + run))
+        if at + run > parts:
+            raise ValueError(f"part {at + run - 1} of a plan that has {parts}")
+        numbers.extend(range(at, at + run))
         at += run
-    return tuple(parts)
+    return numbers
 
 
 _WRITERS: Final[dict[type, Callable[[Any], _Written]]] = {

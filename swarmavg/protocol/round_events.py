@@ -67,6 +67,8 @@ class ControlLost:
     detail: str
     fenced_by: Fencing | None = None
     """The other side closed it because this member is out."""
+    closed: bool = False
+    """The other side knows that everybody has everything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,9 +125,12 @@ class _Assigner:
         if not cut_off:
             return
         sources = [m for m in self._receivers if m == owner or self._s.may_dial(m, owner)]
-        if len(cut_off) > sum(m != owner for m in sources) + (owner == self._s.coordinator):
-            raise _Unserved([owner])  # it is out of reach for more members than can still use it
-        self._hand(part, sources, cut_off)
+        try:
+            self._hand(part, sources, cut_off)
+        except _Unserved:
+            if len(cut_off) > sum(m != owner for m in sources) + (owner == self._s.coordinator):
+                raise _Unserved([owner]) from None  # more members are cut off from it than can use it
+            raise
 
     def _hand(self, part: int, holders: Sequence[int], consumers: Sequence[int]) -> None:
         remaining = set(consumers)

@@ -51,7 +51,7 @@ class ContributorLink(Link):
             for index, number in enumerate(self._numbers):
                 self.pulse.beat_due = False  # a part says as much
                 self._begun = index + 1
-                payload = exchange.encoded(number)
+                payload = exchange.store.encoded(number)
                 exchange.bytes_sent += payload.nbytes
                 await send_payload(channel, RoundPart(index=index).encode(), payload)
         self._begun = len(self._numbers)
@@ -75,7 +75,7 @@ class ContributorLink(Link):
         exchange = self.exchange
         if result.index != self._received or result.index >= self._begun:
             raise RemoteProtocolError(f"result {result.index} where {self._received} is due")
-        exchange.check_contributors(result.contributors)
+        exchange.store.check_contributors(result.contributors)
         if bool(payload.nbytes) != bool(result.contributors):
             raise RemoteProtocolError(f"result {result.index} of {result.contributors:b} with {payload.nbytes} bytes")
         if bool(result.contributors >> exchange.position & 1) != (exchange.weight != 0):
@@ -83,15 +83,15 @@ class ContributorLink(Link):
                 f"result {result.index} without the input that this member gave, or with one it did not give"
             )
         exchange.bytes_received += payload.nbytes
-        exchange.accept_result(self._numbers[result.index], result.contributors, payload)
+        exchange.store.accept_result(self._numbers[result.index], result.contributors, payload)
         self._received += 1
         self.waiting_for = ()
         if self.complete:
             self.pulse.news()
 
     def _allocate(self, _header: bytes, size: int) -> memoryview:
-        if size > self.exchange.largest_payload:
-            raise RemoteProtocolError(f"a result of {size} bytes, where {self.exchange.largest_payload} is the most")
+        if size > self.exchange.store.largest_payload:
+            raise RemoteProtocolError(f"a result of {size} bytes, where {self.exchange.store.largest_payload} is the most")
         if self._scratch is None:
-            self._scratch = self.exchange.new_scratch()
+            self._scratch = self.exchange.store.new_scratch()
         return self._scratch[:size]

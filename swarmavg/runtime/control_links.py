@@ -96,7 +96,7 @@ class ControlLinks:
     # For the links
 
     def take(self, sender: int, header: bytes, payload: memoryview) -> None:
-        term, message = decode_control(header, payload)
+        term, message = decode_control(header, payload, parts=len(self._exchange.plan.owners))
         self._feed(MessageCame(sender, term, message))
 
     async def _dial(self, link: _ControlLink) -> None:
@@ -131,7 +131,7 @@ class ControlLinks:
         if self._links.get(member) or self._closed:
             return
         self._waiting.pop(member, None)
-        self._feed(ControlLost(member, failure.code, failure.detail, failure.fenced_by))
+        self._feed(ControlLost(member, failure.code, failure.detail, failure.fenced_by, failure.closed))
 
 
 class _ControlLink(Link):

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from swarmavg.compression.buffers import bytes_of
-from swarmavg.errors import AllreduceError, FencedError, LocalProtocolError, RemoteProtocolError
+from swarmavg.errors import AllreduceError, FencedError
 from swarmavg.identifiers import PeerId
-from swarmavg.planning.partition import Layout, Part, Plan
+from swarmavg.planning.partition import Layout, Plan
 from swarmavg.protocol.group import Group
 from swarmavg.protocol.outcome import Exclusion, ExclusionCode, Ledger, RoundFate
 from swarmavg.protocol.round import Round
@@ -52,6 +51,7 @@ from swarmavg.runtime.control_links import ControlLinks
 from swarmavg.runtime.lag import LAG, lenient_timeout
 from swarmavg.runtime.relay_links import Relay, RelayLink
 from swarmavg.runtime.round_link import ANOTHER_TERM, Link, LinkFailedError, RoundTimes, fenced_code, hello_of
+from swarmavg.runtime.round_store import RoundStore
 from swarmavg.runtime.served_range import ServedRange
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.interface import Channel
@@ -90,10 +90,15 @@ class Exchange:
         self.snapshot = snapshot
         self.accumulator = accumulator
         self.ledger = Ledger(layout, plan, [member.peer_id for member in group.members])
+        self.store = RoundStore(
+            layout,
+            self.ledger,
+            snapshot if self.contributes else None,
+            contributors=plan.contributors,
+            on_held=self._held,
+        )
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.largest_payload = max((self._payload_bytes(part) for part in plan.all_parts), default=0)
-        self.largest_values = max((self._values_bytes(part) for part in plan.all_parts), default=0)
         self.fate = RoundFate()
         self.machine = Round(self._setting())
         self._control = ControlLinks(self, self._feed)
@@ -101,8 +106,6 @@ class Exchange:
         """Channels that this member opens, until their work is done."""
         self._ranges: dict[int | None, ServedRange] = {}
         self._relays: dict[int, Relay] = {}
-        self._kept: dict[int, tuple[int, memoryview]] = {}
-        """Results that an auxiliary peer passes on, which has no snapshot to keep them in."""
         self._jobs_of = Term(0, 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -149,52 +152,6 @@ class Exchange:
     def hello(self, kind: ChannelKind, server: int, job: int | None) -> RoundHello:
         return hello_of(self, kind, server, job)
 
-    def encoded(self, number: int) -> memoryview:
-        """The own input of a part, as it travels. Raises `LocalProtocolError` where the part's result has replaced it."""
-        if self.ledger.holds(number):
-            raise LocalProtocolError(f"the input of part {number}, whose result is held, is needed again")
-        part = self.ledger.parts[number]
-        return self.layout.runs[part.run].codec.encode(self.snapshot.values(part))
-
-    def new_scratch(self) -> memoryview:
-        """Memory for one received payload, aligned for every dtype."""
-        return plain_memory(self.largest_payload, torch.uint8).numpy().data
-
-    def check_contributors(self, contributors: int) -> None:
-        """Raise `RemoteProtocolError` if a result names members that contribute nothing."""
-        if contributors & ~sum(1 << position for position in self.plan.contributors):
-            raise RemoteProtocolError("a result names contributors that the group does not have")
-
-    def accept_result(self, number: int, contributors: int, payload: memoryview) -> None:
-        """Write an encoded result into the snapshot, unless it is there. Raises `RemoteProtocolError`."""
-        if self.ledger.holds(number):
-            return
-        part = self.ledger.parts[number]
-        if contributors:
-            self.layout.runs[part.run].codec.decode(payload, self.snapshot.values(part))
-        self._held(number, contributors)
-
-    def accept_values(self, number: int, contributors: int, values: memoryview) -> None:
-        """Take bare values that another member passed on. Raises `RemoteProtocolError`."""
-        part = self.ledger.parts[number]
-        if values.nbytes != (self._values_bytes(part) if contributors else 0):
-            raise RemoteProtocolError(f"{values.nbytes} bytes of values where {self._values_bytes(part)} make the part")
-        if not self.contributes:
-            self._kept[number] = (contributors, values)
-            self._news_for_relays()
-        elif not self.ledger.holds(number):
-            if contributors:
-                bytes_of(self.snapshot.values(part))[:] = values
-            self._held(number, contributors)
-
-    def result_of(self, number: int) -> tuple[int, memoryview] | None:
-        """Who is in a result, and its bare values; `None` while it is not here."""
-        if not self.contributes:
-            return self._kept.get(number)
-        if not self.ledger.holds(number):
-            return None
-        return self.ledger.contributors_of(number), bytes_of(self.snapshot.values(self.ledger.parts[number]))
-
     def acknowledged(self, job: int | None) -> None:
         """Somebody has fetched every result of the own range, or of a job."""
         self._acknowledgements += 1
@@ -204,8 +161,8 @@ class Exchange:
         """A data channel ended before its work was done."""
         if self._left or self.machine.state.over:
             return
-        if failure.fenced_by is not None:
-            self._feed(ControlLost(accused, failure.code, failure.detail, failure.fenced_by))
+        if failure.fenced_by is not None or failure.closed:
+            self._feed(ControlLost(accused, failure.code, failure.detail, failure.fenced_by, failure.closed))
         elif not failure.blameless:
             peer = self._peer(accused)
             _log.info(
@@ -346,9 +303,12 @@ class Exchange:
     @property
     def excluded(self) -> dict[PeerId, Exclusion]:
         """Members that are out, and those that live but are missing from a range. All members of a term know of its own."""
+        out = dict(self.machine.out)
+        if self.machine.state is RoundState.ORPHANED:
+            out = {**self.machine.suspected, **out}
         exclusions = {
             self._peer(member): Exclusion(peer_id=self._peer(member), code=code, detail=detail)
-            for member, (code, detail) in sorted(self.machine.out.items())
+            for member, (code, detail) in sorted(out.items())
         }
         for link, severed in sorted(self.machine.severed.items()):
             peer = self._peer(link.contributor)
@@ -549,8 +509,8 @@ class Exchange:
         if failure is not None:
             self.link_failed(link.id, link.other, failure)
 
-    def _held(self, number: int, contributors: int) -> None:
-        self.ledger.record(number, contributors)
+    def _held(self) -> None:
+        """The result of a part is here."""
         self._news_for_relays()
         if self.ledger.complete:
             self._changed.set()
@@ -573,13 +533,6 @@ class Exchange:
 
     def _peer(self, position: int) -> PeerId:
         return self.group.members[position].peer_id
-
-    def _payload_bytes(self, part: Part) -> int:
-        run = self.layout.runs[part.run]
-        return run.codec.encoded_bytes(len(part), run.dtype)
-
-    def _values_bytes(self, part: Part) -> int:
-        return len(part) * self.layout.runs[part.run].dtype.itemsize
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -68,8 +68,8 @@ class ReducerLink(Link):
             raise RemoteProtocolError("the contributor ended before it had its results")
 
     def _allocate(self, _header: bytes, size: int) -> memoryview:
-        if size > self.exchange.largest_payload:
-            raise RemoteProtocolError(f"a part of {size} bytes, where {self.exchange.largest_payload} is the most")
+        if size > self.exchange.store.largest_payload:
+            raise RemoteProtocolError(f"a part of {size} bytes, where {self.exchange.store.largest_payload} is the most")
         if self._scratch is None:
-            self._scratch = self.exchange.new_scratch()
+            self._scratch = self.exchange.store.new_scratch()
         return self._scratch[:size]

@@ -44,7 +44,7 @@ class RelayLink(Link):
     async def _send_results(self, channel: Channel) -> None:
         exchange = self.exchange
         for index, number in enumerate(self._numbers):
-            while (result := exchange.result_of(number)) is None:
+            while (result := exchange.store.result_of(number)) is None:
                 await self.beat_or_wait(channel, waiting_for=(exchange.plan.owners[number],))
             contributors, values = result
             header = RoundResult(index=index, contributors=contributors).encode()
@@ -78,17 +78,17 @@ class RelayLink(Link):
             elif content.index != self._received or content.index >= len(self._numbers):
                 raise RemoteProtocolError(f"result {content.index} where {self._received} of {len(self._numbers)} is due")
             else:
-                exchange.check_contributors(content.contributors)
+                exchange.store.check_contributors(content.contributors)
                 exchange.bytes_received += message.payload.nbytes
-                exchange.accept_values(self._numbers[content.index], content.contributors, message.payload)
+                exchange.store.accept_values(self._numbers[content.index], content.contributors, message.payload)
                 self._received += 1
         if self._received < len(self._numbers):
             raise RemoteProtocolError(f"ended after {self._received} of {len(self._numbers)} results")
         self.pulse.news()
 
     def _allocate(self, _header: bytes, size: int) -> memoryview:
-        if size > self.exchange.largest_values:
-            raise RemoteProtocolError(f"a result of {size} bytes, where {self.exchange.largest_values} is the most")
+        if size > self.exchange.store.largest_values:
+            raise RemoteProtocolError(f"a result of {size} bytes, where {self.exchange.store.largest_values} is the most")
         return memoryview(bytearray(size))
 
 

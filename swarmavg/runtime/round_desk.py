@@ -12,9 +12,10 @@ from swarmavg.errors import ChannelError, RemoteProtocolError
 from swarmavg.identifiers import GroupId, PeerId
 from swarmavg.protocol.matchmaking_messages import MAX_BEGIN_BYTES
 from swarmavg.protocol.round_messages import RoundHello, decode_round_message
+from swarmavg.protocol.round_states import RoundState
 from swarmavg.runtime.exchange import Exchange
 from swarmavg.runtime.lag import lenient_timeout
-from swarmavg.runtime.round_link import NO_SUCH_ROUND, fenced_code
+from swarmavg.runtime.round_link import NO_SUCH_ROUND, ROUND_CLOSED, fenced_code
 from swarmavg.telemetry.logs import get_logger
 from swarmavg.transport.interface import END, Channel
 
@@ -28,6 +29,11 @@ class _End(NamedTuple):
     out: frozenset[PeerId]
     """Members that the round went on without."""
     fenced_code: str
+    code: str
+    """For everybody else."""
+
+
+_UNKNOWN = _End("this peer does not know the group", frozenset(), "", NO_SUCH_ROUND)
 
 
 class RoundDesk:
@@ -58,8 +64,9 @@ class RoundDesk:
         """Channels of this group that still come are refused with `why`; those of fenced members learn that they are."""
         exchange = self._exchanges.pop(group_id, None)
         out = () if exchange is None else (exchange.group.members[position].peer_id for position in exchange.machine.out)
-        code = NO_SUCH_ROUND if exchange is None else fenced_code(exchange.machine.fencing)
-        self._over[group_id] = _End(why, frozenset(out), code)
+        fenced = "" if exchange is None else fenced_code(exchange.machine.fencing)
+        closed = exchange is not None and exchange.machine.state is RoundState.CLOSED
+        self._over[group_id] = _End(why, frozenset(out), fenced, ROUND_CLOSED if closed else NO_SUCH_ROUND)
         while len(self._over) > REMEMBERED_ROUNDS:
             self._over.popitem(last=False)
         self._news.set()
@@ -86,8 +93,8 @@ class RoundDesk:
             channel.abort(reason, code="protocol-violation")
             return
         if exchange is None:
-            end = self._over.get(hello.group_id, _End("this peer does not know the group", frozenset(), NO_SUCH_ROUND))
-            channel.abort(end.why, code=end.fenced_code if channel.peer in end.out else NO_SUCH_ROUND)
+            end = self._over.get(hello.group_id, _UNKNOWN)
+            channel.abort(end.why, code=end.fenced_code if channel.peer in end.out else end.code)
             return
         await exchange.serve(channel, hello)
 

@@ -39,6 +39,8 @@ NO_SUCH_ROUND = "no-such-round"
 """Code with which a peer refuses the channels of a round that it has left or never heard of."""
 GAVE_UP = "gave-up"
 """Code for a channel on which the other side is silent, stalls, or breaks the protocol."""
+ROUND_CLOSED = "round-closed"
+"""The same, where the round was closed because everybody had everything."""
 ANOTHER_TERM = "another-term"
 """Code for a channel of a term that is over, or a job that the term does not have: nobody is to blame."""
 
@@ -95,12 +97,22 @@ class RoundTimes:
 class LinkFailedError(Exception):
     """A channel of the round ended before its work was done. Internal to `runtime`."""
 
-    def __init__(self, code: ExclusionCode, detail: str, *, fenced_by: Fencing | None = None, blameless: bool = False) -> None:
+    def __init__(
+        self,
+        code: ExclusionCode,
+        detail: str,
+        *,
+        fenced_by: Fencing | None = None,
+        closed: bool = False,
+        blameless: bool = False,
+    ) -> None:
         super().__init__(f"{code.value}: {detail}")
         self.code = code
         self.detail = detail
         self.fenced_by = fenced_by
         """The other side goes on without this member."""
+        self.closed = closed
+        """Everybody who belongs to the round has everything."""
         self.blameless = blameless
         """The two sides are in different terms: control messages will bring them together."""
 
@@ -285,6 +297,8 @@ def naming_failures() -> Iterator[None]:
 def _refusal(error: ChannelRefusedError) -> LinkFailedError:
     if error.code == NO_SUCH_ROUND:
         return LinkFailedError(ExclusionCode.CANCELLED, error.reason)
+    if error.code == ROUND_CLOSED:
+        return LinkFailedError(ExclusionCode.CANCELLED, error.reason, closed=True)
     if error.code == GAVE_UP:
         return LinkFailedError(ExclusionCode.CONNECTION_LOST, f"the other side gave the channel up: {error.reason}")
     if error.code == ANOTHER_TERM:

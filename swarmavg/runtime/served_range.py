@@ -102,7 +102,7 @@ class ServedRange:
         for index in range(self._handed_out, finished):
             result = self.reducer.results[index]
             if self._own:
-                self._exchange.accept_result(self._numbers[index], result.contributors, result.payload)
+                self._exchange.store.accept_result(self._numbers[index], result.contributors, result.payload)
         self._handed_out = finished
         for link in self.links.values():
             link.pulse.news()
@@ -116,7 +116,7 @@ class ServedRange:
         for index, number in enumerate(self._numbers if weight > 0 else ()):
             if self._over:
                 return
-            self.reducer.add(self._exchange.position, index, self._exchange.encoded(number))
+            self.reducer.add(self._exchange.position, index, self._exchange.store.encoded(number))
             self.results_may_have_come()
             await asyncio.sleep(0)
         self.results_may_have_come()

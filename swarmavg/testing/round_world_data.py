@@ -1,12 +1,12 @@
 """The numbers' way through a simulated round, without the numbers: who has delivered what, and which result is where.
 
-A result is a value that says what it is the average of, who made it and when: members that hold equal values hold equal bits,
-and two that somebody computed apart are never equal. For `round_world`.
+A result is a value that says what it is the average of and who made it: members that hold equal values hold equal bits, and two
+that were computed apart are never equal. For `round_world`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,7 +22,43 @@ class Result(NamedTuple):
     contributors: int
     maker: int
     serial: int
-    """No two results that were computed have the same."""
+    """No two results that were computed share it."""
+
+
+class Serving:
+    """What one member serves: parts that it reduces, or results that it passes on."""
+
+    def __init__(self, me: int, job: Job | None, parts: Sequence[int], contributors: set[int], now: float) -> None:
+        self.me = me
+        self.job = job
+        self.parts = parts
+        self.since = now
+        self.reduces = job is None or job.recomputes
+        self.own = self.reduces and me in contributors
+        self.pending = set(contributors)
+        """Members whose inputs are waited for."""
+        self.delivered: list[set[int]] = [{me} if self.own else set() for _ in parts]
+        self.results: list[Result] = []
+        self.over = False
+        if self.reduces:
+            self.awaited = contributors - {me}
+        else:
+            assert job is not None
+            self.awaited = members_of(job.consumers) | ({job.holder} if job.holder is not None else set())
+            self.awaited -= {me}
+
+    def finished(self, serials: Iterator[int]) -> list[Result]:
+        """Results of further parts, now that everybody has delivered them who still may."""
+        made: list[Result] = []
+        while self.reduces and len(self.results) < len(self.parts) and self._complete(len(self.results)):
+            index = len(self.results)
+            mask = sum(1 << member for member in self.delivered[index])
+            self.results.append(Result(self.parts[index], mask, self.me, next(serials)))
+            made.append(self.results[-1])
+        return made
+
+    def _complete(self, index: int) -> bool:
+        return self.pending - {self.me} <= self.delivered[index]
 
 
 @dataclass(eq=False)
@@ -36,14 +72,18 @@ class Data:
     term: Term
     parts: Sequence[int]
     opened: float
-    accepted: bool = False
+    serving: Serving | None = None
+    """At the server, once it has accepted the channel."""
     over: bool = False
+    complete: bool = False
+    ended_at: set[int] = field(default_factory=set)
+    """Ends that know that it failed."""
     sent: int = 0
-    """Parts whose inputs, or whose results if they are pushed, have reached the server."""
+    """Parts whose inputs (or, if results are pushed, results) have reached the server."""
     returned: int = 0
     """Parts whose results have reached whoever opened the channel."""
-    on_its_way: bool = False
-    """A step of it is due in the world's queue."""
+    due: bool = False
+    """Its next step is in the world's queue."""
 
     @property
     def id(self) -> LinkId:
@@ -57,52 +97,14 @@ class Data:
         return self.server if member == self.dialler else self.dialler
 
 
-class Serving:
-    """What one member serves: parts that it reduces, or a job of results that it passes on."""
-
-    def __init__(self, me: int, job: Job | None, parts: Sequence[int], contributors: Iterable[int], makes: bool) -> None:
-        self.job = job
-        self.parts = parts
-        self.makes = makes
-        """Whether it reduces."""
-        self.own = me in set(contributors)
-        self.awaited = set(contributors) - {me}
-        """Members that have yet to open their channel."""
-        if job is not None and not job.recomputes:
-            self.awaited = {m for m in range(job.consumers.bit_length()) if job.consumers >> m & 1} - {me}
-            self.awaited |= {job.holder} - {me, None} if job.holder is not None else set()  # type: ignore[arg-type]
-        self.pending = set(contributors)
-        self.delivered: list[set[int]] = [set() for _ in parts]
-        self.results: list[Result] = []
-        self.me = me
-
-    def add_own(self) -> None:
-        if self.own:
-            for delivered in self.delivered:
-                delivered.add(self.me)
-            self.pending.discard(self.me)
-
-    def finish(self, serial: Iterable[int]) -> list[Result]:
-        """Parts that everybody has delivered who still may, in order."""
-        made: list[Result] = []
-        while self.makes and len(self.results) < len(self.parts) and self.pending <= self.delivered[len(self.results)]:
-            index = len(self.results)
-            mask = sum(1 << member for member in self.delivered[index])
-            result = Result(self.parts[index], mask, self.me, next(iter(serial)))
-            self.results.append(result)
-            made.append(result)
-        return made
-
-
 @dataclass(eq=False)
 class Holdings:
     """What one member has."""
 
-    me: int
     results: dict[int, Result] = field(default_factory=dict)
-    """Its snapshot: these have replaced the inputs."""
+    """In its snapshot, where they have replaced the inputs."""
     kept: dict[int, Result] = field(default_factory=dict)
-    """Of an auxiliary peer, which has no snapshot: what it passes on."""
+    """In an auxiliary peer, which has no snapshot and passes them on."""
     committed: dict[int, Result] | None = None
 
     @property
@@ -111,3 +113,7 @@ class Holdings:
 
     def find(self, part: int) -> Result | None:
         return self.results.get(part, self.kept.get(part))
+
+
+def members_of(mask: int) -> set[int]:
+    return {position for position in range(mask.bit_length()) if mask >> position & 1}

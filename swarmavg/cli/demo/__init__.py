@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 
 from swarmavg.cli.interface import Subparsers
+from swarmavg.cli.signals import sigterm_as_ctrl_c
 from swarmavg.errors import AddressError, SwarmError
 from swarmavg.transport.registry import ENTRY_POINTS, known_schemes
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     plan = session.Plan(peers=args.peers, steps=args.steps, seed=args.seed, scheme=args.transport)
     print(f"{plan.peers} peers, {plan.steps} steps each, seed {plan.seed}, over encrypted {plan.scheme} on this machine")
     try:
-        with table.display(plan, live=not args.plain and sys.stdout.isatty()) as show:
+        with sigterm_as_ctrl_c(), table.display(plan, live=not args.plain and sys.stdout.isatty()) as show:
             outcome = asyncio.run(session.conduct(plan, show))
     except ChildFailedError as error:
         print(f"verdict: failed: {error}")
