@@ -514,7 +514,7 @@ class Round:
     def obey(self, fence: Fence, term: Term, now: float) -> None:
         """A new term begins."""
         core = self._core
-        earlier, severed = set(core.out), set(core.severed)
+        earlier, severed = set(core.out), dict(core.severed)
         core.term, core.fence = term, fence
         core.told.clear()
         core.out = {member: (code, detail) for member, code, detail in fence.out}
@@ -534,7 +534,7 @@ class Round:
             core.effects.append(Drop(member, *core.out[member]))
             if member in core.connected:
                 core.repeat_fence(member, now)  # the coordinator may not reach it
-        core.effects += [Sever(link) for link in sorted(core.severed.keys() - severed)]
+        core.effects += [Sever(link) for link in sorted(core.severed.keys() - severed.keys())]
         self._jobs = ()
         self._acknowledged &= {None}
         self._suspicions = {
@@ -542,6 +542,7 @@ class Round:
             for key, suspicion in self._suspicions.items()
             if suspicion.accused not in core.out and suspicion.link not in core.severed and suspicion.link is not None
         }
+        self._suspect_again(severed)
         core.move(RoundCause.FENCE, now)
         if core.coordinator == core.me:
             self._coordinator.report(core.me, self._report(), now)
@@ -552,6 +553,15 @@ class Round:
         if core.coordinator == core.me:
             for suspicion in self._suspicions.values():
                 self._coordinator.suspect(suspicion, now)
+
+    def _suspect_again(self, before: Mapping[LinkId, Severed]) -> None:
+        """Channels of this member that failed in an earlier term, of which the new coordinator has not heard."""
+        core = self._core
+        for link, severed in before.items():
+            if link not in core.severed and core.me in link and core.out.keys().isdisjoint(link):
+                other = link.reducer if link.contributor == core.me else link.contributor
+                again = Suspect(accused=other, link=link, code=severed.code, detail=severed.detail)
+                self._suspicions[other, link] = again
 
     def _pass_along(self, fence: Fence, now: float) -> None:
         """A coordinator that is replaced tells those who only know it."""

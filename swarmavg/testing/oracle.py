@@ -11,16 +11,15 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmavg.testing.event_log import FREEZE, KILL, EventLog, Failed, Finished, StepEnded, StepStarted, Values
+from swarmavg.testing.event_log import FREEZE, KILL, EventLog, Failed, Finished, StepEnded, StepStarted
+from swarmavg.testing.oracle_values import flat, mean, same_bits
 from swarmavg.testing.troubles import Troubles
 
-_TINY: Final = 1e-37
-"""Absolute slack for numbers so small that float32 holds them with fewer bits, or not at all."""
 _EXPLAINABLE: Final = 5
 """Most contributors with which a wrong value is compared."""
 _LOG_EPSILON: Final = 1e-9
@@ -136,10 +135,11 @@ class _Group:
 
     def _forgotten(self, step: _Step) -> bool:
         """A client that never heard of the group, because the leader died first: nobody else can reach a client to tell it."""
-        name = step.start.peer
-        appears = any(name in names for finisher in self.finishers for _, _, names in finisher.result.spans)
+        name, results = step.start.peer, [finisher.result for finisher in self.finishers]
+        missed = any(name in result.excluded for result in results)
+        appears = any(name in names for result in results for _, _, names in result.spans)
         leaders = {member.start.peer for member in self.members.values() if member.start.reduces}
-        return not step.start.reduces and step not in self.finishers and not appears and bool(leaders & self.troubles.killed)
+        return missed and not appears and not step.start.reduces and bool(leaders & self.troubles.killed)
 
     def together(self, one: _Step, other: _Step) -> bool:
         return self.troubles.together(one.start.peer, other.start.peer, self.names)
@@ -164,7 +164,7 @@ def _unchanged(step: _Step) -> Iterator[str]:
     """After a failed step, and in an auxiliary peer, the tensors hold exactly what they held before."""
     if step.end is None or (step.failed is None and step.start.receives):
         return
-    same = _same_bits(step.start.values, step.end.values)
+    same = same_bits(step.start.values, step.end.values)
     if not same.all():
         why = "is auxiliary" if step.failed is None else f"failed with {step.failed.error}"
         yield f"{step.who} {why}, but element {int(np.argmin(same))} changed"
@@ -267,7 +267,7 @@ def _agreed(group: _Group) -> Iterator[str]:
         elif step.start.alpha == other.start.alpha == 1.0:
             assert step.end is not None
             assert other.end is not None
-            differs = ~_same_bits(step.end.values, other.end.values) & _averaged(step)
+            differs = ~same_bits(step.end.values, other.end.values) & _averaged(step)
             if differs.any():
                 yield f"{step.who} and {other.who} differ in element {int(np.argmax(differs))}"
 
@@ -278,8 +278,8 @@ def _valued(group: _Group) -> Iterator[str]:
         if not step.start.receives:
             continue
         assert step.end is not None
-        same = _same_bits(step.start.values, step.end.values)
-        local, now = _flat(step.start.values), _flat(step.end.values)
+        same = same_bits(step.start.values, step.end.values)
+        local, now = flat(step.start.values), flat(step.end.values)
         unchanged = [*step.result.missing, *((start, stop) for start, stop, names in step.result.spans if not names)]
         for start, stop in unchanged:
             if not same[start:stop].all():
@@ -289,7 +289,7 @@ def _valued(group: _Group) -> Iterator[str]:
             chosen = [group.members[name].start for name in sorted(names) if name in group.members]
             if not chosen or len(chosen) != len(names):
                 continue  # reported elsewhere
-            expected, bound = _mean(group.log, step, chosen, slice(start, stop))
+            expected, bound = mean(group.log, step.start, chosen, slice(start, stop))
             wrong = ~(np.abs(now[start:stop] - expected) <= bound)  # a NaN is wrong too
             if wrong.any():
                 at = int(np.argmax(wrong))
@@ -302,31 +302,14 @@ def _valued(group: _Group) -> Iterator[str]:
 def _explained(group: _Group, step: _Step, at: int) -> str:
     """Which contributors would make the value right, for whoever looks for the error."""
     assert step.end is not None
-    value = _flat(step.end.values)[at]
+    value = flat(step.end.values)[at]
     starts = [member.start for _, member in sorted(group.members.items()) if member.start.contributes]
     for count in range(1, min(len(starts), _EXPLAINABLE) + 1):
         for chosen in itertools.combinations(starts, count):
-            expected, bound = _mean(group.log, step, list(chosen), slice(at, at + 1))
+            expected, bound = mean(group.log, step.start, list(chosen), slice(at, at + 1))
             if abs(value - expected[0]) <= bound[0]:
                 return f"; it is the mean over {[start.peer for start in chosen]}"
     return ""
-
-
-def _mean(
-    log: EventLog, step: _Step, chosen: list[StepStarted], where: slice
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The elements that the step should have left, and how far off arithmetic and codec may leave them."""
-    weights = np.array([start.weight for start in chosen])
-    inputs = np.stack([_flat(start.values)[where] for start in chosen])
-    shares = (weights / weights.sum())[:, None]
-    mean, scale = (shares * inputs).sum(axis=0), (shares * np.abs(inputs)).sum(axis=0)
-    local, alpha = _flat(step.start.values)[where], step.start.alpha
-    stored, summed = _epsilons(step.start.values)
-    codec = 1.01 * (log.codec_relative * (scale + np.abs(mean)) + 2 * log.codec_absolute)
-    bound = (len(chosen) + 3) * summed[where] * scale + stored[where] * np.abs(mean) + codec + _TINY
-    if alpha != 1.0:
-        mean, bound = local + alpha * (mean - local), alpha * bound + 4 * stored[where] * (np.abs(local) + np.abs(mean))
-    return mean, bound
 
 
 _RULES: Final[tuple[Callable[[_Group], Iterator[str]], ...]] = (_plausible, _whole, _carried_along, _agreed, _valued)
@@ -353,28 +336,7 @@ def _found_each_other(log: EventLog, steps: dict[tuple[str, int], _Step]) -> Ite
                 yield f"{one.who} and {other.who} looked for a group from {since:.3f} to {until:.3f} and both failed"
 
 
-# ---- arithmetic
-
-
-def _flat(values: Values) -> NDArray[np.float64]:
-    return np.concatenate([np.zeros(0), *(array.reshape(-1).astype(np.float64) for array in values)])
-
-
-def _epsilons(values: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each element: the relative step of what it is stored in, and of what it is summed up in."""
-    stored = [np.full(array.size, float(np.finfo(array.dtype).eps)) for array in values]
-    summed = [np.minimum(each, float(np.finfo(np.float32).eps)) for each in stored]
-    return np.concatenate([np.zeros(0), *stored]), np.concatenate([np.zeros(0), *summed])
-
-
-def _same_bits(one: Values, other: Values) -> NDArray[np.bool_]:
-    """Of each element, whether the two hold the same bits."""
-    pairs = zip(one, other, strict=True)
-    return np.concatenate([np.zeros(0, dtype=bool), *(_bits(first) == _bits(second) for first, second in pairs)])
-
-
-def _bits(array: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
+# ---- small things
 
 
 def _averaged(step: _Step) -> NDArray[np.bool_]:

@@ -264,5 +264,5 @@ def pairs_after(group: GroupSpec, first: Kill, *, stride: int = 1) -> Iterator[t
         yield first, boundary.kill
 
 
-PAIR_STRIDES: Final = {"mixed4": 1, "nodes4": 2, "zero4": 4, "half4": 4, "clients4": 4}
+PAIR_STRIDES: Final = {"mixed4": 1, "nodes4": 4, "zero4": 8, "half4": 8, "clients4": 8}
 """Groups of which pairs are killed: all pairs of boundaries of matchmaking and the round, or each so many-th second one."""

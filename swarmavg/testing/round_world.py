@@ -59,13 +59,20 @@ class RoundWorld(ControlWorld):
         for serving in list(self.servings[actor.me].values()):
             self._make(actor, serving)
         self.settle(actor)
-        self.at(self.now + BEAT, actor, lambda: self._beat(actor, self.now + BEAT))
+        self._beat_later(actor)
+
+    def _beat_later(self, actor: Actor) -> None:
+        due = self.now + BEAT
+        self.at(due, actor, lambda: self._beat(actor, due))
 
     def _beat(self, actor: Actor, due: float) -> None:
         """What a member does regularly: show that it lives, and see who has not come."""
         if actor.gone:
             return
-        if self.now - due <= BEAT:  # else it stood still itself
+        if self.now - due > BEAT:
+            self.forgive(actor, self.now - due)
+        else:
+            self.judge(actor)
             self.miss(actor)
             for serving in list(self.servings[actor.me].values()):
                 self._miss_channels(actor, serving)
@@ -76,7 +83,7 @@ class RoundWorld(ControlWorld):
             other = self.actors[data.other(actor.me)]
             if data.serving is not None and other.running and not self.is_cut(actor.me, other.me):
                 self.see_term(other, actor.me, actor.machine.term)
-        self.at(self.now + BEAT, actor, lambda: self._beat(actor, self.now + BEAT))
+        self._beat_later(actor)
 
     def _miss_channels(self, actor: Actor, serving: Serving) -> None:
         if serving.over or self.now - serving.since <= PATIENCE:
@@ -268,16 +275,31 @@ class RoundWorld(ControlWorld):
             for member in data.id if data.serving is not None else (data.dialler,):
                 self._tell(data, member, _RESET)
 
-    def suspend(self, actor: Actor, other: Actor, still) -> None:  # type: ignore[no-untyped-def]
-        super().suspend(actor, other, still)
-        for data in self._of(actor):
-            if other.me in data.id and (data.serving is not None or data.dialler == actor.me):
-                self.after_silence(actor, self.now, still, lambda data=data: self._silent_data(data, actor))
+    def judge(self, actor: Actor) -> None:
+        super().judge(actor)
+        for data in self._ends(actor):
+            other = self.actors[data.other(actor.me)]
+            if not data.over and other.running and not self.is_cut(*data.id):
+                data.heard[actor.me] = self.now
+            elif self.now - data.heard.setdefault(actor.me, self.now) > PATIENCE:
+                self._tell(data, other.me, _GIVEN_UP)
+                self._notice(data, actor, Why(ExclusionCode.SILENT, "no byte"))
 
-    def _silent_data(self, data: Data, actor: Actor) -> None:
-        if not data.complete and actor.me not in data.ended_at:
-            self._tell(data, data.other(actor.me), _GIVEN_UP)
-            self._notice(data, actor, Why(ExclusionCode.SILENT, "no byte"))
+    def forgive(self, actor: Actor, seconds: float) -> None:
+        super().forgive(actor, seconds)
+        for data in self._ends(actor):
+            data.heard[actor.me] = data.heard.get(actor.me, self.now) + seconds
+
+    def _ends(self, actor: Actor) -> list[Data]:
+        """Channels whose end at this member has not ended."""
+        return [
+            data
+            for data in self.data
+            if actor.me in data.id
+            and not data.complete
+            and actor.me not in data.ended_at
+            and (data.serving is not None or data.dialler == actor.me)
+        ]
 
     def end(self, actor: Actor) -> None:
         super().end(actor)

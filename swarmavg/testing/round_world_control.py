@@ -65,6 +65,8 @@ class Control:
     closed_by: set[int] = field(default_factory=set)
     last: dict[int, float] = field(default_factory=dict)
     """By receiver: when the latest message arrives."""
+    heard: dict[int, float] = field(default_factory=dict)
+    """By receiver: when the other end could last be heard."""
     held: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     """Receivers and messages, while the two are cut off from each other."""
 
@@ -79,7 +81,6 @@ class Actor:
         self.holdings = holdings
         self.alive = True
         self.frozen = False
-        self.thawed = -1.0
         self.backlog: list[Callable[[], None]] = []
         self.links: dict[int, list[Control]] = {}
         """By the other's position; two that dial each other at the same time have two."""
@@ -148,8 +149,8 @@ class ControlWorld:
         self.at(self.now + self.delay(), actor, action)
 
     def delay(self) -> float:
-        """Mostly short."""
-        return self.rng.uniform(0.2, 1.0) * LATENCY * (30 if self.rng.random() < 0.03 else 1)
+        """Mostly short; never so long that an answer does not come in time."""
+        return self.rng.uniform(0.2, 1.0) * LATENCY * (12 if self.rng.random() < 0.05 else 1)
 
     def run(self, until: float) -> None:
         """Let virtual time pass."""
@@ -172,6 +173,9 @@ class ControlWorld:
     def give(self, actor: Actor, event: RoundEvent) -> None:
         """Deliver one event and carry out what follows."""
         actor.machine.receive(event, self.now)
+        deadline = actor.machine.next_deadline()
+        if deadline is not None and deadline <= self.now:
+            raise AssertionError(f"the deadline {deadline} of m{actor.me} is not after {self.now}")
         self.settle(actor)
 
     def settle(self, actor: Actor) -> None:
@@ -192,8 +196,6 @@ class ControlWorld:
                     self.take_up(actor, effect)
         deadline = machine.next_deadline()
         if deadline is not None:
-            if deadline <= self.now:
-                raise AssertionError(f"the deadline {deadline} of m{actor.me} is not after {self.now}")
             self.at(deadline, actor, lambda: self._tick(actor))
         if machine.may_commit and not actor.commit_due:
             actor.commit_due = True
@@ -267,14 +269,10 @@ class ControlWorld:
         if not actor.running:
             return
         actor.frozen = True
-        for other in self.actors:
-            if other.me != me:
-                self.suspend(other, actor, lambda: actor.frozen)
         self.at(self.now + seconds, None, lambda: self._thaw(actor))
 
     def _thaw(self, actor: Actor) -> None:
         actor.frozen = False
-        actor.thawed = self.now
         backlog, actor.backlog = actor.backlog, []
         for action in backlog:
             self.at(self.now, actor, action)
@@ -284,8 +282,6 @@ class ControlWorld:
         """Nothing passes between two members, and neither is told."""
         pair = frozenset({a, b})
         serial = self._cuts[pair] = next(self._numbers)
-        for me, other in ((a, b), (b, a)):
-            self.suspend(self.actors[me], self.actors[other], lambda: self._cuts.get(pair) == serial)
         if seconds is not None:
             self.at(self.now + seconds, None, lambda: self._heal(pair, serial))
 
@@ -312,23 +308,6 @@ class ControlWorld:
         actor = self.actors[me]
         if actor.running and not actor.machine.state.over:
             self.give(actor, LeaveRound("it was told to"))
-
-    def suspend(self, actor: Actor, other: Actor, still: Callable[[], bool]) -> None:
-        """From now on `actor` hears nothing of `other`; after its patience it calls the control channel silent."""
-        since = self.now
-        for link in actor.links.get(other.me, ()):
-            self.after_silence(actor, since, still, lambda link=link: self._silent(actor, other, link))  # type: ignore[misc]
-
-    def after_silence(self, actor: Actor, since: float, still: Callable[[], bool], action: Callable[[], None]) -> None:
-        """Do it when `actor`, which has to have been running all the time, has waited for its patience in vain."""
-
-        def judge() -> None:
-            if actor.thawed > since:
-                self.after_silence(actor, self.now, still, action)
-            elif still():
-                action()
-
-        self.at(self.now + PATIENCE * self.rng.uniform(1.0, 1.25), actor, judge)
 
     # ---- control channels
 
@@ -371,6 +350,9 @@ class ControlWorld:
         self.soon(actor, lambda: self._dialled(actor, self.actors[other], patient=True))
 
     def _dialled(self, actor: Actor, other: Actor, *, patient: bool) -> None:
+        if actor.closing:
+            self._dialling.discard((actor.me, other.me))
+            return
         if other.alive and (self.is_cut(actor.me, other.me) or other.frozen):
             if patient:
                 self.at(self.now + 2 * REQUEST_TIMEOUT, actor, lambda: self._dialled(actor, other, patient=False))
@@ -413,15 +395,25 @@ class ControlWorld:
 
     def _stands(self, link: Control, actor: Actor, other: int) -> None:
         actor.links.setdefault(other, []).append(link)
+        link.heard[actor.me] = self.now
         for encoded in self._waiting.pop((actor.me, other), []):
             self._under_way(link, other, *encoded)
         self.give(actor, ControlUp(other))
 
-    def _silent(self, actor: Actor, other: Actor, link: Control) -> None:
-        if link in actor.links.get(other.me, ()):
-            link.broken = True
-            self._lost(link, actor, Why(ExclusionCode.SILENT, "no byte"))
-            self._later(link, other.me, Why(ExclusionCode.CONNECTION_LOST, "the other side gave the channel up"))
+    def judge(self, actor: Actor) -> None:
+        """Give up control channels on which nothing has come for the patience of this member."""
+        for other, link in actor.all_links():
+            if not link.broken and self.actors[other].running and not self.is_cut(actor.me, other):
+                link.heard[actor.me] = self.now
+            elif self.now - link.heard[actor.me] > PATIENCE and not actor.closing:
+                link.broken = True
+                self._lost(link, actor, Why(ExclusionCode.SILENT, "no byte"))
+                self._later(link, other, Why(ExclusionCode.CONNECTION_LOST, "the other side gave the channel up"))
+
+    def forgive(self, actor: Actor, seconds: float) -> None:
+        """It stood still itself: nobody is accused of that time."""
+        for _, link in actor.all_links():
+            link.heard[actor.me] += seconds
 
     def _break(self, link: Control) -> None:
         link.broken = True

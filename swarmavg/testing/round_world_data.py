@@ -82,6 +82,8 @@ class Data:
     """Parts whose inputs (or, if results are pushed, results) have reached the server."""
     returned: int = 0
     """Parts whose results have reached whoever opened the channel."""
+    heard: dict[int, float] = field(default_factory=dict)
+    """By end: when the other one could last be heard."""
     due: bool = False
     """Its next step is in the world's queue."""
 

@@ -1,4 +1,4 @@
-"""A trainer of `test_leaving`: joins, comes to a given place, says so as one JSON line, and goes on until it is made to leave.
+"""A trainer of `test_leaving`: joins, comes to a given place, prints its id there, and goes on until it is made to leave.
 
 Arguments: the facade (``sync``, ``forgetful``, ``async``), the place, the ending, and where the swarm is.
 """
@@ -6,13 +6,12 @@ Arguments: the facade (``sync``, ``forgetful``, ``async``), the place, the endin
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import signal
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,14 +37,21 @@ STAGES = {
     "averaging": AveragingStage.RUNNING_ALLREDUCE,
 }
 TIMEOUT = 100.0
+HANDLERS = {"as-ctrl-c": 0, "as-exit": 1}
+"""What to do on SIGTERM, by the number of its block of code in the guide."""
 
 
 OPTIONS: dict[str, Any] = {"prefix": "run", "target_group_size": 3, "min_group_size": 3, **PATIENCE}
 """Of the averagers of the trainer and its mates alike."""
 
 
-def say_where(peer: swarmavg.Peer | swarmavg.sync.Peer) -> None:
-    print(json.dumps({"id": str(peer.id), "port": peer.addresses[0].port}), flush=True)
+def documented_code() -> list[str]:
+    guide = Path(__file__).resolve().parents[2] / "docs/how-to/stop-a-trainer.md"
+    return re.findall(r"^```python\n(.*?)^```", guide.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def say_who(peer: swarmavg.Peer | swarmavg.sync.Peer) -> None:
+    print(peer.id, flush=True)
 
 
 class Trouble:
@@ -87,7 +93,7 @@ def stay_sync(averager: swarmavg.sync.Averager, place: str, ending: str) -> None
     control = averager.step(wait=False, timeout=TIMEOUT, require_trigger=place == "waiting")
     while control.stage is not STAGES[place]:
         time.sleep(0.01)
-    say_where(averager.peer)
+    say_who(averager.peer)
     while ending == "error":
         trouble.check()
         time.sleep(0.01)
@@ -101,7 +107,7 @@ def sync_training(peer: swarmavg.sync.Peer, ending: str) -> None:
     optimizer = torch.optim.SGD([weight], lr=0.1)
     with swarmavg.sync.TrainingStateAverager(peer=peer, optimizer=optimizer, **OPTIONS) as averager:
         averager.step(averaging_round=True, delay_averaging=True, averaging_opts={"timeout": TIMEOUT})
-        say_where(peer)
+        say_who(peer)
         while True:
             weight.square().sum().backward()
             averager.step(optimizer_step=True, zero_grad=True, wait_for_delayed_update=False)
@@ -120,7 +126,7 @@ async def async_trainer(place: str, ending: str, bootstrap: str) -> None:
             control = await averager.step(wait=False, timeout=TIMEOUT, require_trigger=place == "waiting")
             while control.stage is not STAGES[place]:
                 await asyncio.sleep(0.01)
-            say_where(peer)
+            say_who(peer)
             while ending == "error":
                 trouble.check()
                 await asyncio.sleep(0.01)
@@ -133,31 +139,16 @@ async def async_training(peer: swarmavg.Peer, ending: str) -> None:
     optimizer = torch.optim.SGD([weight], lr=0.1)
     async with swarmavg.TrainingStateAverager(peer=peer, optimizer=optimizer, **OPTIONS) as averager:
         await averager.step(averaging_round=True, delay_averaging=True, averaging_opts={"timeout": TIMEOUT})
-        say_where(peer)
+        say_who(peer)
         while True:
             weight.square().sum().backward()
             await averager.step(optimizer_step=True, zero_grad=True, wait_for_delayed_update=False)
             trouble.check()
 
 
-# What SIGTERM does
-
-
-def as_exit(_signal: int, _frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(143)
-
-
-def as_ctrl_c(_signal: int, _frame: object) -> None:
-    signal.raise_signal(signal.SIGINT)
-
-
-HANDLERS: dict[str, Callable[[int, object], None]] = {"as-exit": as_exit, "as-ctrl-c": as_ctrl_c}
-
-
 def main(facade: str, place: str, ending: str, bootstrap: str) -> None:
     if ending in HANDLERS:
-        signal.signal(signal.SIGTERM, HANDLERS[ending])
+        exec(documented_code()[HANDLERS[ending]], {})
     if facade == "async":
         asyncio.run(async_trainer(place, ending, bootstrap))
     else:

@@ -6,8 +6,8 @@ SWARMAVG_SIMULATE=all, as in `make simulate`, all combinations are played, and t
 
 from __future__ import annotations
 
+import inspect
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -15,19 +15,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
-import leaving_worker
+import leaving_worker  # type: ignore[import-not-found]  (beside this file, which pytest knows)
 import pytest
 import torch
 from leaving_worker import ELEMENTS, OPTIONS, TIMEOUT
+from test_demo import ENDLESS, demo, wait_until_ended, workers_of  # type: ignore[import-not-found]
 
 from swarmavg.control import AveragingStage
 from swarmavg.identifiers import PeerId
 from swarmavg.protocol.outcome import ExclusionCode
-from swarmavg.sync import Averager, Peer, StepControl
+from swarmavg.sync import Averager, Peer, StepControl, TrainingStateAverager
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="no signals to another process")]
 
@@ -35,7 +37,7 @@ LEFT = {ExclusionCode.CANCELLED, ExclusionCode.CONNECTION_LOST, ExclusionCode.UN
 ENDINGS = ("error", "SIGINT", "SIGTERM", "as-exit", "as-ctrl-c")
 EVERYTHING = os.environ.get("SWARMAVG_SIMULATE") == "all"
 BOUND = 2.0
-"""Seconds from the signal to the end of the process."""
+"""Seconds from the signal to the end of the last socket. What an interpreter takes to end after that is not the library's."""
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -80,17 +82,16 @@ class Trainer:
         self.process = process
         self.ending = ending
 
-    def arrive(self) -> tuple[PeerId, int]:
-        """Wait until it is in its place; returns its id and the port on which it listens."""
+    def arrive(self) -> PeerId:
+        """Wait until it is in its place; returns its id."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             pytest.fail(f"the trainer did not get as far: {self.process.communicate()[1]}")
-        said = json.loads(line)
-        return PeerId.parse(said["id"]), said["port"]
+        return PeerId.parse(line.strip())
 
-    def leave(self) -> tuple[float, str]:
-        """Make it leave; returns how many seconds that took, and what it had to say."""
+    def leave(self) -> float:
+        """Make it leave; returns the seconds until it had closed all its sockets."""
         began = time.monotonic()
         if self.ending == "error":
             assert self.process.stdin is not None
@@ -98,51 +99,58 @@ class Trainer:
             self.process.stdin.flush()
         else:
             self.process.send_signal(signal.SIGINT if self.ending == "SIGINT" else signal.SIGTERM)
-        self.process.wait(60)
-        seconds = time.monotonic() - began
-        return seconds, self.process.communicate()[1]
+        wait_for(lambda: not sockets_of(self.process.pid))
+        return time.monotonic() - began
+
+    def check_last_words(self) -> None:
+        """It dies of what it was made to die of, with nothing else to complain about."""
+        _, errors = self.process.communicate(timeout=60)
+        status = self.process.returncode
+        if self.ending == "SIGTERM":
+            assert (status, errors) == (-signal.SIGTERM, "")
+        elif self.ending == "as-exit":
+            assert (status, errors) == (143, "")
+        else:
+            error = "LookupError" if self.ending == "error" else "KeyboardInterrupt"
+            assert status == (1 if self.ending == "error" else -signal.SIGINT), errors
+            assert errors.rstrip().splitlines()[-1].startswith(error), errors
+            assert errors.count("Traceback (most recent") == 1 + errors.count("CancelledError\n"), errors
 
 
 @contextmanager
 def trainer(facade: str, place: str, ending: str, bootstrap: str) -> Iterator[Trainer]:
     command = [sys.executable, "-W", "error", leaving_worker.__file__, facade, place, ending, bootstrap]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             yield Trainer(process, ending)
         finally:
             process.kill()
 
 
-def check_last_words(ending: str, status: int, errors: str) -> None:
-    """It dies of what it was made to die of, with nothing else to complain about."""
-    if ending == "SIGTERM":
-        assert (status, errors) == (-signal.SIGTERM, "")
-    elif ending == "as-exit":
-        assert (status, errors) == (143, "")
-    else:
-        assert status == (1 if ending == "error" else -signal.SIGINT), errors
-        assert errors.count("Traceback (most recent") == (2 if "CancelledError" in errors else 1), errors
-        assert errors.rstrip().splitlines()[-1].startswith("LookupError" if ending == "error" else "KeyboardInterrupt"), errors
-
-
-def open_sockets_of(port: int) -> list[str]:
-    """Sockets of this machine that listen on the port or are connected to it; those in TIME_WAIT belong to nobody."""
+def sockets_of(pid: int) -> list[tuple[int, int]]:
+    """The ports at both ends, the own one first, of every TCP socket that a process holds. Empty but on Linux."""
+    held = set()
+    with suppress(OSError):  # it has ended
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                held.add(str(descriptor.readlink()))
     found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        if Path(table).exists():
-            for row in Path(table).read_text().splitlines()[1:]:
-                _, local, remote, state, *_ = row.split()
-                if f"{port:04X}" in {local.split(":")[1], remote.split(":")[1]} and state != "06":
-                    found.append(row)
+    for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")):
+        for row in table.read_text().splitlines()[1:] if table.exists() else ():
+            fields = row.split()
+            if f"socket:[{fields[9]}]" in held:
+                found.append((int(fields[1].split(":")[1], 16), int(fields[2].split(":")[1], 16)))
     return found
 
 
-def leave(leaver: Trainer, port: int) -> None:
-    """Make it leave, and check how it goes."""
-    seconds, errors = leaver.leave()
-    check_last_words(leaver.ending, leaver.process.returncode, errors)
-    wait_for(lambda: not open_sockets_of(port))
+def leave(leaver: Trainer) -> None:
+    """Make it leave, and check how it goes. On this side, too, no connection with it stays open."""
+    its_ports = {port for port, _ in sockets_of(leaver.process.pid)}
+    seconds = leaver.leave()
+    leaver.check_last_words()
+    wait_for(lambda: not its_ports & {port for _, port in sockets_of(os.getpid())})
     assert not EVERYTHING or seconds < BOUND
 
 
@@ -170,9 +178,9 @@ def cases(sample: list[tuple[str, ...]], *choices: tuple[str, ...]) -> list[tupl
 def test_out_of_a_round(facade: str, place: str, ending: str) -> None:
     with mate(2.0, []) as first, mate(4.0, [first.peer.join_line]) as second:
         with trainer(facade, place, ending, first.peer.join_line) as leaver:
-            leaver_id, port = leaver.arrive()
+            leaver_id = leaver.arrive()
             wait_for(lambda: {first.control.stage, second.control.stage} == {AveragingStage.AWAITING_TRIGGER})
-            leave(leaver, port)
+            leave(leaver)
         inputs = {first.peer.id: 2.0, second.peer.id: 4.0, leaver_id: 1.0}
         for one in (first, second):
             one.control.allow_allreduce()
@@ -191,9 +199,9 @@ def test_out_of_a_search(facade: str, ending: str) -> None:
     """A group is formed by those who come later, without the one that has left."""
     with mate(2.0, []) as first:
         with trainer(facade, "searching", ending, first.peer.join_line) as leaver:
-            leaver_id, port = leaver.arrive()
+            leaver_id = leaver.arrive()
             wait_for(lambda: str(leaver_id) in first.peer.status()["peers"])
-            leave(leaver, port)
+            leave(leaver)
         if said_goodbye(facade, ending):
             wait_for(lambda: str(leaver_id) not in first.peer.status()["peers"])
         with mate(4.0, [first.peer.join_line]) as second, mate(9.0, [first.peer.join_line]) as third:
@@ -209,6 +217,39 @@ def said_goodbye(facade: str, ending: str) -> bool:
     return ending != "SIGTERM" and (facade, ending) != ("async", "as-exit")
 
 
+def test_a_flag_that_stops_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(1, 1)
+    steps = []
+
+    def step(**options: object) -> None:
+        inspect.signature(TrainingStateAverager.step).bind(None, **options)
+        steps.append(options)
+        if len(steps) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    names = {"torch": torch, "model": model, "inputs": torch.ones(1, 1), "targets": torch.ones(1, 1)}
+    names |= {"loss_function": torch.nn.functional.mse_loss, "averager": SimpleNamespace(step=step)}
+    try:
+        exec(leaving_worker.documented_code()[3], names)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(steps) == 2
+    assert torch.equal(torch.load("checkpoint.pt")["weight"], model.weight)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="looks at processes that are not its children: Linux")
+def test_the_demo_takes_sigterm_like_ctrl_c() -> None:
+    with demo("--peers", "2", "--steps", ENDLESS) as process:
+        workers = workers_of(process, 3)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+        assert (process.returncode, errors) == (143, "")
+        assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+        wait_until_ended(workers)
+
+
 @pytest.mark.skipif(not EVERYTHING, reason="measures seconds: make simulate")
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("facade", ["sync", "async", "forgetful"])
@@ -221,6 +262,6 @@ def test_a_mate_that_stands_still_does_not_hold_up_a_leave(facade: str, ending: 
         frozen.arrive()
         leaver.arrive()
         frozen.process.send_signal(signal.SIGSTOP)
-        seconds, errors = leaver.leave()
-        check_last_words(ending, leaver.process.returncode, errors)
+        seconds = leaver.leave()
+        leaver.check_last_words()
         assert seconds < BOUND

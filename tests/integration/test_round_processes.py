@@ -159,7 +159,9 @@ async def play_round(case: Case, processes: list[Process]) -> str:
     victim = processes[case.victim]
     others = [one for one in processes if one is not victim]
     for one in processes:
-        at = {"point": case.point, "own_signal": None if case.delay else case.signal} if one is victim else {}
+        at: dict[str, Any] = {}
+        if one is victim:
+            at = {"point": case.point, "own_signal": None if case.delay else case.signal}
         one.average(f"round-{case.seed}", len(processes), case.elements, **at, options=case.options)
     for one in processes:
         assert (await one.answer())["ready"]
@@ -245,7 +247,7 @@ def describe(outcome: dict[str, Any]) -> str:
     if not outcome:
         return "the victim had no result"
     if "error" in outcome:
-        return outcome["error"]
+        return str(outcome["error"])
     parts = len({tuple(ranks) for _, _, ranks in outcome["contributors"]})
     return f"excluded {outcome['excluded'] or 'nobody'}, {parts} kinds of spans{', diverged' if outcome['diverged'] else ''}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ async def seconds(message: int, pause: float) -> float | None:
 
 @pytest.mark.parametrize("pause", PAUSES)
 def test_a_mate_that_stands_still_does_not_hold_up_a_leave(pause: float) -> None:
-    times = [run_virtual(lambda message=message: seconds(message, pause)) for message in MESSAGES]
+    times = [run_virtual(partial(seconds, message, pause)) for message in MESSAGES]
     slow = {message: took for message, took in zip(MESSAGES, times, strict=True) if took is not None and took > BOUND}
     assert not slow
     assert sum(took is not None for took in times) > len(times) // 2  # else the mate sends less than this test thinks

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from swarmavg.compression import Float16Compression
-from swarmavg.testing import event_log, oracle, troubles
+from swarmavg.testing import event_log, oracle, oracle_values, troubles
 from swarmavg.testing.clock import run_virtual
 from swarmavg.testing.event_log import EventLog, Failed, FaultApplied, Finished, StepEnded, StepStarted
 from swarmavg.testing.network import RoleName, SimulatedSwarm
@@ -295,6 +295,16 @@ def test_a_fault_excuses_whom_it_befell_and_nobody_else():
     assert [line for line in oracle.violations(log) if line.startswith("cid")]
 
 
+def test_a_client_that_never_heard_of_the_group_whose_leader_died_is_excused_and_a_node_is_not():
+    for name, excused in (("cid", True), ("bob", False)):
+        log = good_log()
+        change_result(log, excluded=frozenset({"eve", name}))
+        fail(log, name, "MatchmakingError")
+        assert (oracle.violations(log) == []) == excused
+        log.faults.clear()
+        assert [line for line in oracle.violations(log) if line.startswith(f"{name}, step 7: failed")]
+
+
 def test_a_fault_shorter_than_the_patience_and_a_wrong_clock_excuse_nothing():
     for fault in (
         FaultApplied(kind="freeze", peers=("bob",), time=0.1, seconds=0.4),
@@ -375,8 +385,8 @@ def test_the_bound_of_a_codec_is_granted_and_no_more():
 
 
 def test_the_oracle_shares_no_code_with_the_product():
-    own = {"swarmavg.testing.event_log", "swarmavg.testing.troubles"}
-    for module in (oracle, event_log, troubles):
+    own = {f"swarmavg.testing.{name}" for name in ("event_log", "oracle_values", "troubles")}
+    for module in (oracle, oracle_values, event_log, troubles):
         tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
         imported = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
