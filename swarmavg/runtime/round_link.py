@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from swarmavg.errors import (
     DialError,
     RemoteProtocolError,
 )
+from swarmavg.identifiers import PeerId
 from swarmavg.protocol.outcome import ExclusionCode
 from swarmavg.protocol.round_control import Fencing, LinkId, Term
 from swarmavg.protocol.round_messages import ChannelKind, RoundBeat, RoundHello
@@ -194,14 +196,7 @@ class Link:
         exchange = self.exchange
         peer = exchange.group.members[self.id.reducer].peer_id
         with naming_failures():
-            for attempt in range(DIAL_ATTEMPTS):
-                try:
-                    channel = await exchange.hub.open_channel(peer, exchange.purpose, timeout=exchange.times.dial)
-                    break
-                except DialError:
-                    if attempt + 1 == DIAL_ATTEMPTS:
-                        raise
-                    await asyncio.sleep(min(0.2, exchange.times.dial))
+            channel = await self._open(peer)
             if self._failure is not None:
                 channel.abort("left the round")
                 raise self._failure
@@ -209,6 +204,24 @@ class Link:
             hello = exchange.hello(kind, self.id.reducer, self.job)
             await send_payload(channel, hello.encode(), exchange.group.signed)
         return channel
+
+    async def _open(self, peer: PeerId) -> Channel:
+        """Nobody there: two attempts. Somebody who does not answer may only be held up: as at the beginning of a round a
+        member is waited for, so it is called. Raises `DialError`.
+        """
+        exchange = self.exchange
+        began = exchange.now()
+        patience = exchange.times.arrival if exchange.term.number == 0 else 0.0
+        for attempt in itertools.count(1):
+            tried = exchange.now()
+            try:
+                return await exchange.hub.open_channel(peer, exchange.purpose, timeout=exchange.times.dial)
+            except DialError:
+                unanswered = exchange.now() - tried > exchange.times.dial / 2
+                if attempt >= DIAL_ATTEMPTS and not (unanswered and exchange.now() - began < patience):
+                    raise
+            await asyncio.sleep(min(0.2, exchange.times.dial))
+        raise AssertionError("unreachable")
 
     async def beat_or_wait(self, channel: Channel, waiting_for: tuple[int, ...]) -> None:
         """Wait for news; send a heartbeat if one is due."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import leaving_worker  # type: ignore[import-not-found]  (beside this file, which pytest knows)
+import leaving_worker  # type: ignore[import-not-found]  # beside this file
 import pytest
 import torch
 from leaving_worker import ELEMENTS, OPTIONS, TIMEOUT
