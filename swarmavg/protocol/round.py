@@ -48,6 +48,7 @@ from swarmavg.protocol.round_events import (
     ControlMissing,
     ControlUp,
     Drop,
+    HeldUp,
     Jobs,
     LeaveRound,
     LinkFailed,
@@ -242,6 +243,9 @@ class Round:
                 for member in sorted(core.connected if self._coordinator.active else {self._target} & core.connected):
                     core.send(member, Leave(reason=event.reason), now)
                 core.move(RoundCause.LEAVE, now)
+            case HeldUp():
+                core.tell(now, f"this process was held up for {event.seconds:.1f} s")
+                self._coordinator.forgive(event.seconds)
             case Tick():
                 pass
             case _:
@@ -364,9 +368,9 @@ class Round:
 
     def _take_message(self, sender: int, term: Term, message: ControlMessage, now: float) -> None:
         core = self._core
+        self._check(message, sender)
         if not isinstance(message, ControlBeat):
             core.tell(now, f"from {core.name(sender)}: {in_words(message, core.setting)}")
-        self._check(message, sender)
         if isinstance(message, Fence):
             self._take_fence(sender, message, term, now)
             return

@@ -184,6 +184,13 @@ class Coordinator:
     def done(self, member: int) -> None:
         self._done.add(member)
 
+    def forgive(self, seconds: float) -> None:
+        """The own process stood still: nobody is blamed for that time."""
+        for inquiry in self._inquiries.values():
+            inquiry.deadline += seconds
+            inquiry.began += seconds
+        self._due = {member: due + seconds for member, due in self._due.items()}
+
     def expire(self, now: float, alarms: list[float]) -> bool:
         """Apply the rules that are due. Returns whether anything changed."""
         if not self.active or self._closed:

@@ -129,6 +129,13 @@ class LeaveRound:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldUp:
+    """The own process stood still for so many seconds: what arrived meanwhile has yet to be read."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time of `Round.next_deadline` has come."""
 
@@ -145,6 +152,7 @@ RoundEvent = (
     | CommitBegun
     | CommitEnded
     | LeaveRound
+    | HeldUp
     | Tick
 )
 

@@ -27,6 +27,7 @@ from swarmavg.protocol.round_events import (
     ControlLost,
     ControlMissing,
     Drop,
+    HeldUp,
     Jobs,
     LeaveRound,
     LinkFailed,
@@ -111,6 +112,8 @@ class Exchange:
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._attached_at = 0.0
+        self._awake_at = self.now()
+        """When this process last did anything for the round; the watchdog does something at every heartbeat."""
         self._broken: BaseException | None = None
         self._left = False
         self._dropped: dict[PeerId, Exclusion] = {}
@@ -195,7 +198,7 @@ class Exchange:
 
     def attach(self) -> None:
         """Open the channels to all reducers; they and the contributors learn that this member is there and waits."""
-        self._attached_at = self.now()
+        self._attached_at = self._awake_at = self.now()
         if self.plan.parts[self.position]:
             self._ranges[None] = ServedRange(
                 self,
@@ -364,11 +367,17 @@ class Exchange:
     # The machine
 
     def _feed(self, event: RoundEvent) -> None:
-        self.machine.receive(event, self.now())
-        self._carry_out()
+        self._receive(event, self.now())
 
     def _tick(self, deadline: float) -> None:
-        self.machine.receive(Tick(), max(deadline, self.now()))  # timers may be early by the clock's resolution
+        self._receive(Tick(), max(deadline, self.now()))  # timers may be early by the clock's resolution
+
+    def _receive(self, event: RoundEvent, now: float) -> None:
+        lag = now - self._awake_at - self.times.beat
+        self._awake_at = now
+        if lag > LAG:
+            self.machine.receive(HeldUp(lag), now)
+        self.machine.receive(event, now)
         self._carry_out()
 
     def _carry_out(self) -> None:
@@ -588,6 +597,7 @@ class Exchange:
                 self._forgive(lag)
             if lag > LAG:
                 continue  # this process was held up: what has arrived meanwhile is read first
+            self._awake_at = loop.time()
             self.machine.beat()
             self._carry_out()
             for link in [*self._outgoing, *self._serving_links()]:

@@ -95,7 +95,9 @@ class Averager(Resident[core.Averager]):
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._close(lambda: self._core.__aexit__(kind, error, traceback))  # which knows when haste is due
+        worker = self._move_out()
+        if worker is not None:  # the core knows when haste is due
+            self._leave(worker, functools.partial(self._core.__aexit__, kind, error, traceback))
 
     @property
     def config(self) -> AveragerConfig:

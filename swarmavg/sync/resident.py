@@ -60,12 +60,12 @@ class Resident(Generic[CoreT]):
 
     def close(self) -> None:
         """Tell others, and leave: bounded, whatever they do. A second call does nothing, nor does one in a forked child."""
-        self._close(self._core.aclose)
-
-    def _close(self, leave: Callable[[], Awaitable[object]]) -> None:
         worker = self._move_out()
-        if worker is None:
-            return
+        if worker is not None:
+            self._leave(worker, self._core.aclose)
+
+    def _leave(self, worker: Worker, leave: Callable[[], Awaitable[object]]) -> None:
+        """After `_move_out`: have the core leave the swarm in this way, and leave the worker."""
         try:
             worker.run(leave)
         finally:

@@ -117,11 +117,10 @@ class _Group:
         self.round_id = finishers[0].result.round_id
         self.names = {name: number for step in finishers for name, number in step.result.members.items()}
         self.members = {name: steps[name, number] for name, number in self.names.items() if (name, number) in steps}
-        self.troubles = Troubles(
-            log,
-            min(step.start.time for step in (*self.members.values(), *finishers)),
-            max(step.until for step in (*self.members.values(), *finishers)),
-        )
+        began = min(step.start.time for step in (*self.members.values(), *finishers))
+        ended = max(step.until for step in (*self.members.values(), *finishers))
+        self.troubles = Troubles(log, began, ended)
+        self._troubles_since = Troubles(log, began, float("inf"))
 
     @property
     def final(self) -> list[_Step]:
@@ -132,6 +131,11 @@ class _Group:
     def untouched(self) -> list[_Step]:
         """Members that nothing happened to. Clients of whom the dead alone knew are not among them."""
         return [step for name, step in self.members.items() if name not in self.troubles.touched and not self._forgotten(step)]
+
+    def diverged_untouched(self) -> list[_Step]:
+        """Members that diverged though nothing happened to them, not even while they served others after their step."""
+        touched = self._troubles_since.touched
+        return [step for step in self.finishers if step.result.diverged and step.start.peer not in touched]
 
     def _forgotten(self, step: _Step) -> bool:
         """A client that never heard of the group, because the leader died first: nobody else can reach a client to tell it."""
@@ -234,9 +238,8 @@ def _whole(group: _Group) -> Iterator[str]:
                     yield f"{step.who}: {innocent} is not in the average of {start} to {stop}"
             for start, stop in step.result.missing if reducible else ():
                 yield f"{step.who}: {start} to {stop} not averaged, though {member.start.peer} lives"
-    for step in group.finishers:
-        if step.result.diverged and step in group.untouched:
-            yield f"{step.who}: diverged, though nothing happened to it"
+    for step in group.diverged_untouched():
+        yield f"{step.who}: diverged, though nothing happened to it"
 
 
 def _carried_along(group: _Group) -> Iterator[str]:
@@ -248,7 +251,7 @@ def _carried_along(group: _Group) -> Iterator[str]:
         if step.finished is None or step.finished.round_id != group.round_id:
             ended = "ended otherwise" if step.failed is None else f"failed with {step.failed.error}: {step.failed.message}"
             yield f"{step.who}: {ended}, though {reachable[0].who} finished round {group.round_id} with it"
-        elif step.finished.diverged:
+        elif step in group.diverged_untouched():
             yield f"{step.who}: diverged, though it could reach {reachable[0].who} all the time"
 
 

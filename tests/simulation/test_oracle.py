@@ -357,6 +357,14 @@ def test_a_member_that_says_that_it_diverged_is_judged_by_its_own_words():
     assert [line for line in oracle.violations(log) if "ann, step 7: element 3" in line]
 
 
+def test_a_member_may_diverge_by_what_befalls_it_while_it_still_serves_others():
+    log = good_log()
+    change_result(log, "bob", diverged=True)
+    assert oracle.violations(log)
+    log.faults.append(FaultApplied(kind="freeze", peers=("bob",), time=0.9, seconds=20.0))
+    assert oracle.violations(log) == []
+
+
 def test_time_spent_frozen_does_not_count():
     log = good_log()
     log.faults.append(FaultApplied(kind="freeze", peers=("bob",), time=0.1, seconds=20.0))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from swarmavg import ExclusionCode
+from swarmavg import ExclusionCode, FencedError
 from swarmavg.testing.clock import run_virtual
 from swarmavg.testing.faults import FaultPlan
 from swarmavg.testing.network import SimulatedSwarm
@@ -78,10 +78,13 @@ def test_explicit_timeouts_bind():
         plan = FaultPlan().freeze(2, seconds=30).at_part(2)
         async with SimulatedSwarm(bandwidth=10 * MEGABIT, faults=plan) as swarm:
             await swarm.averagers(tensors, target_group_size=3, part_size_bytes=20_000, sender_timeout=1.0, request_timeout=0.5)
-            began = asyncio.get_running_loop().time()
+            frozen = asyncio.create_task(swarm.step(2, timeout=60, allow_retries=False))
             outcomes = await asyncio.gather(*(swarm.step(number, timeout=60) for number in range(2)))
-            assert asyncio.get_running_loop().time() - began < 7
+            assert asyncio.get_running_loop().time() < 6  # silence, a probe, the averages anew
             assert all(outcome.excluded[swarm.ids[2]].code is ExclusionCode.SILENT for outcome in outcomes)
+            with pytest.raises(FencedError):
+                await frozen
+            assert tensors[2][0].eq(2.0).all()
             assert torch.equal(tensors[0][0], tensors[1][0])
 
     run_virtual(main)

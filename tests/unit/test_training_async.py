@@ -44,6 +44,9 @@ class FakeAverager:
     async def aclose(self) -> None:
         self.closed = True
 
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
     async def step(self, gather: Any = None, **_: Any) -> StepResult:
         if self.closed:
             raise ClosedError("closed")
