@@ -81,7 +81,8 @@ def test_explicit_timeouts_bind():
             frozen = asyncio.create_task(swarm.step(2, timeout=60, allow_retries=False))
             outcomes = await asyncio.gather(*(swarm.step(number, timeout=60) for number in range(2)))
             assert asyncio.get_running_loop().time() < 6  # silence, a probe, the averages anew
-            assert all(outcome.excluded[swarm.ids[2]].code is ExclusionCode.SILENT for outcome in outcomes)
+            codes = {outcome.excluded[swarm.ids[2]].code for outcome in outcomes}
+            assert codes <= {ExclusionCode.SILENT, ExclusionCode.NEVER_ARRIVED, ExclusionCode.UNREACHABLE}
             with pytest.raises(FencedError):
                 await frozen
             assert tensors[2][0].eq(2.0).all()
