@@ -7,6 +7,7 @@ An exchange moves numbers between the channels, the reducers and the snapshot, a
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -119,6 +120,8 @@ class Exchange:
         self._dropped: dict[PeerId, Exclusion] = {}
         """Contributors that this member dropped from what it reduces. The others learn of it with the next term."""
         self._acknowledgements = 0
+        self._done_with: dict[int, float] = {}
+        """When a channel with a member came to its clean end."""
         self._inbound = 0
         """Channels of others that are being handled."""
         self._announced = RoundState.RUNNING
@@ -155,8 +158,9 @@ class Exchange:
     def hello(self, kind: ChannelKind, server: int, job: int | None) -> RoundHello:
         return hello_of(self, kind, server, job)
 
-    def acknowledged(self, job: int | None) -> None:
-        """Somebody has fetched every result of the own range, or of a job."""
+    def acknowledged(self, job: int | None, member: int) -> None:
+        """A member has fetched every result of the own range, or of a job."""
+        self._done_with[member] = self.now()
         self._acknowledgements += 1
         self._feed(Acknowledged(job))
 
@@ -517,6 +521,8 @@ class Exchange:
             self._changed.set()
         if failure is not None:
             self.link_failed(link.id, link.other, failure)
+        else:
+            self._done_with[link.other] = self.now()
 
     def _held(self) -> None:
         """The result of a part is here."""
@@ -580,10 +586,14 @@ class Exchange:
         return None
 
     def _heard(self, member: int) -> bool:
-        since = self.now() - max(4 * self.times.beat, self.times.dial / 2)
+        """On an open channel just now, or when all was done with it, within what is granted to silent members."""
+        now = self.now()
+        since = now - max(4 * self.times.beat, self.times.dial / 2)
         links = [*self._outgoing, *self._serving_links()]
-        return self._control.heard(member, since) or any(
-            link.other == member and link.channel is not None and link.channel.last_received > since for link in links
+        return (
+            self._done_with.get(member, -math.inf) > now - self.times.longest
+            or self._control.heard(member, since)
+            or any(link.other == member and link.channel is not None and link.channel.last_received > since for link in links)
         )
 
     async def _watch(self) -> None:

@@ -122,7 +122,7 @@ class Relay:
         try:
             if kind is ChannelKind.FETCH:
                 await link.supply(channel)
-                self._exchange.acknowledged(self._job.number)
+                self._exchange.acknowledged(self._job.number, member)
             else:
                 await link.collect(channel)
         except LinkFailedError as failure:

@@ -61,7 +61,7 @@ class ServedRange:
         failure: LinkFailedError | None = None
         try:
             await link.run(channel)
-            self._exchange.acknowledged(self.job)
+            self._exchange.acknowledged(self.job, contributor)
         except LinkFailedError as error:
             failure = error
         finally:

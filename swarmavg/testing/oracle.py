@@ -132,6 +132,16 @@ class _Group:
         """Members that nothing happened to. Clients of whom the dead alone knew are not among them."""
         return [step for name, step in self.members.items() if name not in self.troubles.touched and not self._forgotten(step)]
 
+    def out_of_sight(self, member: _Step, auxiliary: _Step) -> bool:
+        """A client that has finished and left, of which an auxiliary peer is not told when the coordinator dies then."""
+        finished_client = not member.start.reduces and member in self.finishers
+        return finished_client and not auxiliary.start.receives and bool(self.troubles.killed & self.names.keys())
+
+    def useless(self, step: _Step) -> bool:
+        """An auxiliary peer for whom nobody is left to reduce: its round may end in any way."""
+        contributors = {member.start.peer for member in self.members.values() if member.start.receives}
+        return not step.start.receives and contributors <= self.troubles.killed
+
     def diverged_untouched(self) -> list[_Step]:
         """Members that diverged though nothing happened to them, not even while they served others after their step."""
         touched = self._troubles_since.touched
@@ -228,7 +238,7 @@ def _whole(group: _Group) -> Iterator[str]:
     reducible = any(member.start.reduces for member in group.untouched)
     for step in group.final:
         for member in group.untouched:
-            if member.start.peer in step.result.excluded:
+            if member.start.peer in step.result.excluded and not group.out_of_sight(member, step):
                 yield f"{step.who}: excluded {member.start.peer}, to whom nothing happened"
             if not member.start.contributes or not step.start.receives:
                 continue
@@ -246,7 +256,7 @@ def _carried_along(group: _Group) -> Iterator[str]:
     """A round that one member finished is finished by every member to whom nothing happened."""
     for step in group.untouched:
         reachable = [other for other in group.final if other is not step and group.together(step, other)]
-        if not reachable or step.end is None:
+        if not reachable or step.end is None or group.useless(step):
             continue
         if step.finished is None or step.finished.round_id != group.round_id:
             ended = "ended otherwise" if step.failed is None else f"failed with {step.failed.error}: {step.failed.message}"

@@ -92,9 +92,7 @@ class RoundWorld(ControlWorld):
         serving.awaited.clear()
         for member in late:
             self._exclude(actor, serving, member)
-            self.accuse(
-                actor, LinkId(member, actor.me), member, Why(ExclusionCode.NEVER_ARRIVED, "no channel from it")
-            )
+            self.accuse(actor, LinkId(member, actor.me), member, Why(ExclusionCode.NEVER_ARRIVED, "no channel from it"))
 
     # ---- data channels
 

@@ -24,6 +24,7 @@ from swarmavg.protocol.round_events import (
     ControlMissing,
     ControlUp,
     Drop,
+    HeldUp,
     Jobs,
     LeaveRound,
     LinkFailed,
@@ -269,10 +270,13 @@ class ControlWorld:
         if not actor.running:
             return
         actor.frozen = True
-        self.at(self.now + seconds, None, lambda: self._thaw(actor))
+        self.at(self.now + seconds, None, lambda: self._thaw(actor, seconds))
 
-    def _thaw(self, actor: Actor) -> None:
+    def _thaw(self, actor: Actor, seconds: float) -> None:
         actor.frozen = False
+        if not actor.alive:
+            return
+        self.give(actor, HeldUp(seconds))
         backlog, actor.backlog = actor.backlog, []
         for action in backlog:
             self.at(self.now, actor, action)

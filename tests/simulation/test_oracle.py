@@ -305,6 +305,28 @@ def test_a_client_that_never_heard_of_the_group_whose_leader_died_is_excused_and
         assert [line for line in oracle.violations(log) if line.startswith(f"{name}, step 7: failed")]
 
 
+def test_an_auxiliary_peer_may_miss_that_a_client_has_finished_but_not_a_node():
+    for name, excused in (("cid", True), ("bob", False)):
+        log = good_log()
+        change_result(log, "dot", excluded=frozenset({"eve", name}))
+        assert (oracle.violations(log) == []) == excused
+
+
+def test_an_auxiliary_peer_with_nobody_left_to_reduce_for_may_fail():
+    for contributors, excused in (({"ann", "bob", "cid"}, True), ({"ann", "bob"}, False)):
+        log = good_log()
+        log.faults += [FaultApplied(kind="kill", peers=(name,), time=0.3) for name in sorted(contributors)]
+        log.starts.append(replace(start_of(log, "dot"), peer="fay"))
+        change_result(log, members=dict.fromkeys([*ROLES, "fay"], 7))
+        log.ends = [end for end in log.ends if end.peer not in contributors]
+        log.ends.append(replace(end_of(log, "dot"), peer="fay"))
+        fail(log, "fay", "MatchmakingError")
+        if not excused:
+            change_result(log, "cid", spans=((0, TOTAL, frozenset()),), fraction=0.0)
+            change_end(log, "cid", values=start_of(log, "cid").values)
+        assert (oracle.violations(log) == []) == excused
+
+
 def test_a_fault_shorter_than_the_patience_and_a_wrong_clock_excuse_nothing():
     for fault in (
         FaultApplied(kind="freeze", peers=("bob",), time=0.1, seconds=0.4),

@@ -1,184 +1,328 @@
-"""Members that die, freeze, leave or are cut off in mid-round: who takes over, who is out, and what the others then hold."""
+"""Members that die or leave in mid-round: who takes over, and what the others then hold."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from swarmavg import AllreduceError, ExclusionCode, FencedError, StepResult, SwarmError
+from swarmavg import AllreduceError, AveragingStage, StepResult
 from swarmavg.compression import Float16Compression
 from swarmavg.testing.clock import run_virtual
-from swarmavg.testing.faults import FaultPlan
-from swarmavg.testing.message_watch import MessageSeen
-from swarmavg.testing.network import SimulatedSwarm
 from swarmavg.testing.processes import ProcessKilledError
+from swarmavg.testing.round_scene import PART, Scene
 
-PART = 64
-"""Elements per part of 256 bytes."""
-SETTINGS: dict[str, Any] = {
-    "part_size_bytes": 256,
-    "min_matchmaking_time": 2.0,
-    "request_timeout": 0.5,
-    "sender_timeout": 1.0,
-    "reducer_timeout": 2.0,
-}
-NOTICED = 6.0
-"""Virtual seconds: more than it takes to notice any trouble and to go on, less than any timeout of a step here."""
+PROMPT = 1.6
+"""Virtual seconds for a whole step in which a member dies or leaves noticeably: no time limit of a silent one in it."""
 
 
-def whole_numbers(count, size):
-    """Per peer, numbers whose means over any one to five peers are whole: float32 holds sums and means exactly."""
-    generator = torch.Generator().manual_seed(count)
-    return [[60.0 * torch.randint(-500, 500, (size,), generator=generator).float()] for _ in range(count)]
+def kill_at_first_result(scene):
+    """The first reducer that is not the leader dies when one result of its only part is under way. Who gets it is returned."""
+    happened = []
+
+    def act(source, target):
+        scene.swarm.kill(source)
+        happened.extend([source, target])
+
+    scene.when(lambda content, source, _target: content == "result" and source != scene.leader, act)
+    return happened
 
 
-class Scene:
-    """Some averagers that step once, what happens to them on the way, and what came of it."""
-
-    def __init__(self, roles: str, *, parts: int = 1, weights=None, tensors=None, **settings: Any) -> None:
-        self.roles = [{"n": "node", "c": "client", "a": "auxiliary"}[letter] for letter in roles]
-        reducers = sum(letter != "c" for letter in roles)
-        self.each = tensors or whole_numbers(len(roles), reducers * parts * PART)
-        self.before = [[tensor.clone() for tensor in tensors] for tensors in self.each]
-        self.weights = weights or [1.0] * len(roles)
-        self.settings = {**SETTINGS, "target_group_size": len(roles), **settings}
-        self.outcomes: list[StepResult | BaseException] = []
-        self.ended: dict[int, float] = {}
-        self.leader: int | None = None
-
-    async def __aenter__(self):
-        self.swarm = await SimulatedSwarm(seed=len(self.each)).__aenter__()
-        self.watch = self.swarm.messages
-        self.when(lambda message: message.content == "begin", self._led_by)
-        self.averagers = await self.swarm.averagers(self.each, roles=self.roles, **self.settings)
-        return self
-
-    async def __aexit__(self, *details):
-        await self.swarm.__aexit__(*details)
-
-    def _led_by(self, message: MessageSeen) -> None:
-        self.leader = self.number(message.source)
-
-    def number(self, peer_id) -> int:
-        return self.swarm.ids.index(peer_id)
-
-    def when(self, chosen: Callable[[MessageSeen], bool], act: Callable[[MessageSeen], Any], moment: str = "sent") -> None:
-        """Act once, at the first chosen message: as it is about to be sent, when it is on its way, or when it was read."""
-        listeners = {"sending": self.watch.on_sending, "sent": self.watch.on_sent, "received": self.watch.on_received}[moment]
-
-        def listen(message: MessageSeen) -> None:
-            if chosen(message):
-                listeners.remove(listen)
-                act(message)
-
-        listeners.append(listen)
-
-    async def step(self, **options: Any):
-        """All of them step; afterwards the round is really over for everybody."""
-        began = asyncio.get_running_loop().time()
-
-        async def one(number):
-            weight = None if self.roles[number] == "auxiliary" else self.weights[number]
-            try:
-                return await self.swarm.step(number, weight=weight, timeout=60, **options)
-            finally:
-                self.ended[number] = asyncio.get_running_loop().time() - began
-
-        tasks = [one(number) for number in range(len(self.each))]
-        self.outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(30)
-
-    # what came of it
-
-    def result(self, number) -> StepResult:
-        outcome = self.outcomes[number]
-        assert isinstance(outcome, StepResult), outcome
-        return outcome
-
-    def contributors(self, number) -> list[tuple[int, int, set[int]]]:
-        """Who is in the average of which elements."""
-        return [
-            (span.start, span.stop, {self.number(peer) for peer in peers}) for span, peers in self.result(number).contributors
-        ]
-
-    def check(self, *survivors, outs=(), within=NOTICED):
-        """These, and of the others nobody, have a result: exactly the mean over whom it names, and the same bits for all."""
-        for number, outcome in enumerate(self.outcomes):
-            assert isinstance(outcome, StepResult) == (number in survivors), f"{number}: {outcome!r}"
-        for number in survivors:
-            result = self.result(number)
-            assert not result.diverged
-            assert result.attempts == 1
-            assert self.ended[number] < within
-            assert {self.number(peer) for peer in result.excluded} <= set(outs)
-            if self.roles[number] == "auxiliary":
-                continue
-            assert result.fraction == 1.0
-            assert result.missing == []
-            self._check_values(number)
-            first = next(each for each in survivors if self.roles[each] != "auxiliary")
-            assert self.contributors(number) == self.contributors(first)
-            assert torch.equal(self.each[number][0], self.each[first][0])
-        for number in set(range(len(self.each))) - set(survivors):
-            if not isinstance(self.outcomes[number], ProcessKilledError):
-                self.check_unchanged(number)
-
-    def _check_values(self, number):
-        alpha = self.settings.get("averaging_alpha", 1.0)
-        at = 0
-        for start, stop, members in self.contributors(number):
-            assert start == at
-            at = stop
-            total = sum(self.weights[member] for member in members)
-            parts = [self.weights[member] * self.before[member][0][start:stop].double() for member in sorted(members)]
-            local = self.before[number][0][start:stop].double()
-            expected = (local + alpha * (sum(parts) / total - local)).float()
-            if self.settings.get("compression") is None:
-                assert torch.equal(self.each[number][0][start:stop], expected)
-            else:
-                torch.testing.assert_close(self.each[number][0][start:stop], expected, rtol=2e-3, atol=1e-6)
-        assert at == self.each[number][0].numel()
-
-    def check_unchanged(self, number):
-        assert torch.equal(self.each[number][0], self.before[number][0])
-
-    def story(self, number) -> str:
-        return self.averagers[number].story(self.result(number).round_id)
-
-    def name(self, number) -> str:
-        return self.swarm.ids[number].short
-
-
-def is_result(message):
-    return message.is_result
+def full_house(scene, number):
+    """Elements in whose average everybody is."""
+    return sum(stop - start for start, stop, members in scene.contributors(number) if len(members) == len(scene.roles))
 
 
 # ---- a reducer dies
 
 
-def test_a_result_that_had_reached_one_of_three_is_passed_on_with_the_dead_in_it():
+@pytest.mark.parametrize("weights", [None, [1.0, 0.0, 2.0, 1.0], [3.0, 1.0, 2.0, 4.0]], ids=str)
+def test_a_result_that_reached_one_of_three_is_passed_on_with_the_dead_in_it(weights):
     async def main():
-        async with Scene("nnnn") as scene:
-            died = []
-
-            def kill(message):
-                scene.swarm.kill(message.source)
-                died.extend([scene.number(message.source), scene.number(message.target)])
-
-            scene.when(lambda m: m.is_result and m.source != scene.swarm.ids[scene.leader], kill_first(scene, kill))
+        async with Scene("nnnn", weights=weights) as scene:
+            happened = kill_at_first_result(scene)
             await scene.step()
-            victim, holder = died
-            survivors = {0, 1, 2, 3} - {victim}
-            scene.check(*survivors, outs=[victim])
-            assert any(members == {0, 1, 2, 3} for _, _, members in scene.contributors(holder))
-            print(scene.story(holder))
+            victim, holder = happened
+            scene.check(scene.others(victim), outs=[victim], within=PROMPT)
+            contributing = {number for number in range(4) if scene.weights[number]}
+            assert scene.contributors(holder) == [(0, 4 * PART, frozenset(contributing))]
+            story = scene.story(scene.leader)
+            assert f"without {scene.name(victim)} (" in story
+            assert "passes on 1 part" in story
+            assert "anew" not in story
 
     run_virtual(main)
 
 
-def kill_first(scene, kill):
-    return kill
+def test_a_lossy_codec_changes_nothing_of_that():
+    tensors = [torch.randn(4 * PART * 2, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+
+    async def main():
+        async with Scene("nnnn", tensors=tensors, tolerance=2e-3, compression=Float16Compression()) as scene:
+            happened = kill_at_first_result(scene)
+            await scene.step()
+            scene.check(scene.others(happened[0]), outs=happened[:1], within=PROMPT)
+            assert full_house(scene, happened[1]) == len(tensors[0])
+
+    run_virtual(main)
+
+
+def test_a_result_that_only_a_client_holds_travels_by_way_of_another_member():
+    async def main():
+        async with Scene("nnnc") as scene:
+            happened = []
+
+            def hold_back(source, _target):
+                scene.stall(source, *scene.others(source, 3))
+                scene.when(lambda content, a, b: (content, a, b) == ("result", source, 3), kill, "received")
+
+            def kill(source, _target):
+                scene.swarm.kill(source, abrupt=True)
+                happened.append(source)
+
+            scene.when(lambda content, source, _: content == "result" and source != scene.leader, hold_back, "sending")
+            await scene.step()
+            scene.check(scene.others(*happened), outs=happened, within=PROMPT)
+            assert full_house(scene, 3) == 3 * PART
+            assert f"passes on 1 part that {scene.name(3)} holds or gets" in scene.story(scene.leader)
+
+    run_virtual(main)
+
+
+def test_what_nobody_holds_is_reduced_anew_from_the_inputs_of_the_living():
+    async def main():
+        async with Scene("nnnn", parts=3) as scene:
+            happened = []
+
+            def kill(source, _target):
+                scene.swarm.kill(source, abrupt=True)
+                happened.append(source)
+
+            scene.when(lambda content, source, _: content == "result" and source != scene.leader, kill, "sending")
+            await scene.step()
+            survivors = scene.others(*happened)
+            scene.check(survivors, outs=happened, within=PROMPT)
+            assert {members for _, _, members in scene.contributors(survivors[0])} >= {frozenset(survivors)}
+            assert full_house(scene, survivors[0]) < 12 * PART
+            assert "anew from 3 inputs" in scene.story(scene.leader)
+
+    run_virtual(main)
+
+
+def test_an_auxiliary_peer_reduces_anew_for_clients_that_have_lost_their_only_node():
+    async def main():
+        async with Scene("ncca", parts=2) as scene:
+            kill = lambda *_: scene.swarm.kill(0, abrupt=True)  # noqa: E731
+            scene.when(lambda content, source, _: (content, source) == ("result", 0), kill, "sending")
+            await scene.step()
+            scene.check([1, 2, 3], outs=[0], within=PROMPT)
+            assert frozenset({1, 2}) in {members for _, _, members in scene.contributors(1)}
+            assert f"{scene.name(3)} reduces" in scene.story(3)
+
+    run_virtual(main)
+
+
+def test_at_alpha_one_half_a_holder_that_has_committed_passes_on_the_average_and_not_its_blend():
+    async def main():
+        async with Scene("nnnn", averaging_alpha=0.5) as scene:
+            happened = []
+
+            def hold_back(source, target):
+                late = next(number for number in scene.others(source, target) if number != scene.leader)
+                scene.stall(source, late)
+                scene.when(lambda content, _a, b: content == "done" and b == scene.leader, kill)
+                happened.append(source)
+
+            def kill(_source, _target):
+                scene.swarm.kill(happened[0], abrupt=True)
+
+            scene.when(lambda content, source, _: content == "result" and source != scene.leader, hold_back, "sending")
+            await scene.step()
+            scene.check(scene.others(*happened), outs=happened, within=PROMPT)
+            assert full_house(scene, scene.leader) == 4 * PART
+
+    run_virtual(main)
+
+
+# ---- the coordinator dies
+
+
+def survive_without_the_leader(scene, lost):
+    survivors = scene.others(*lost)
+    scene.check(survivors, outs=lost, within=PROMPT + 0.5)
+    stories = "\n".join(scene.story(number) for number in survivors)
+    assert "I take over as the coordinator" in stories
+    return stories
+
+
+def test_the_leader_dies_before_the_trigger():
+    async def main():
+        async with Scene("nnnn") as scene:
+            waiting = [
+                await scene.swarm.run(number, averager.step(wait=False, require_trigger=True, timeout=60))
+                for number, averager in enumerate(scene.averagers)
+            ]
+            while {control.stage for control in waiting} != {AveragingStage.AWAITING_TRIGGER}:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            scene.swarm.kill(scene.leader)
+            await asyncio.sleep(2)
+            for control in waiting:
+                control.allow_allreduce()
+            await scene.steps({number: scene.swarm.run(number, result_of(control)) for number, control in enumerate(waiting)})
+            assert isinstance(scene.outcomes[scene.leader], ProcessKilledError)
+            survivors = scene.others(scene.leader)
+            scene.check(survivors, outs=[scene.leader], within=PROMPT)
+            assert scene.contributors(survivors[0]) == [(0, 4 * PART, frozenset(survivors))]
+
+    run_virtual(main)
+
+
+async def result_of(control) -> StepResult:
+    return await control
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_the_leader_dies_in_mid_transfer(number):
+    async def main():
+        async with Scene("nnnn", parts=3) as scene:
+            sent = []
+
+            def is_nth_part(content, source, _target):
+                if content == "part" and source == scene.leader:
+                    sent.append(source)
+                return len(sent) == number
+
+            scene.when(is_nth_part, lambda source, _: scene.swarm.kill(source))
+            await scene.step()
+            survive_without_the_leader(scene, [scene.leader])
+
+    run_virtual(main)
+
+
+def test_the_leader_dies_while_it_collects_the_reports_about_another_death():
+    async def main():
+        async with Scene("nnnnn") as scene:
+            happened = kill_at_first_result(scene)
+            scene.when(
+                lambda content, _, target: content == "report" and target == scene.leader,
+                lambda _, target: scene.swarm.kill(target),
+                "received",
+            )
+            await scene.step()
+            stories = survive_without_the_leader(scene, [happened[0], scene.leader])
+            assert "without " in stories
+            assert scene.name(happened[0]) in stories
+
+    run_virtual(main)
+
+
+def test_the_leader_dies_when_its_assignments_have_reached_one_member_only():
+    async def main():
+        async with Scene("nnnnn") as scene:
+            happened = kill_at_first_result(scene)
+            scene.when(
+                lambda content, source, _: content == "assign" and source == scene.leader,
+                lambda source, _: scene.swarm.kill(source),
+            )
+            await scene.step()
+            survive_without_the_leader(scene, [happened[0], scene.leader])
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("moment", ["sending", "sent"])
+def test_the_leader_dies_when_all_have_committed_and_nobody_or_one_has_heard_so(moment):
+    async def main():
+        async with Scene("nnnn") as scene:
+            scene.when(lambda content, *_: content == "closed", lambda source, _: scene.swarm.kill(source), moment)
+            await scene.step()
+            scene.check(range(4), outs=[scene.leader], within=PROMPT)  # its own step had returned before
+            assert full_house(scene, 0) == 4 * PART
+            assert "the round is over" in scene.story(scene.others(scene.leader)[0])
+
+    run_virtual(main)
+
+
+# ---- members that leave
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+@pytest.mark.parametrize("who", ["reducer", "client", "leader"])
+def test_whoever_leaves_in_mid_round_is_missed_at_once_and_not_after_a_time_limit(who, how):
+    async def main():
+        async with Scene("nnnc", parts=3) as scene:
+            left, tasks = [], {}
+
+            def is_it(number):
+                return {"leader": number == scene.leader, "client": number == 3}.get(who, number not in (3, scene.leader))
+
+            def leave(source, _target):
+                left.append(source)
+                if how == "cancel":
+                    asyncio.get_running_loop().call_soon(tasks[source].cancel)
+                else:
+                    process = scene.swarm.process(source)
+                    tasks["closing"] = process.start(scene.averagers[source].aclose())
+
+            scene.when(lambda content, source, _: content == "part" and is_it(source), leave)
+            for number in range(4):
+                step = scene.swarm.step(number, weight=1.0, timeout=100)
+                tasks[number] = asyncio.create_task(step)
+            await scene.steps({number: tasks[number] for number in range(4)})
+            scene.check(scene.others(*left), outs=left, within=PROMPT)
+            assert scene.seconds[left[0]] < PROMPT
+            for number in scene.others(*left):
+                assert scene.excluded(number) in ({left[0]: "cancelled"}, {})
+            assert any(scene.excluded(number) for number in scene.others(*left))
+
+    run_virtual(main)
+
+
+# ---- those who are left
+
+
+def test_who_is_left_alone_fails_with_the_reasons_and_unchanged_tensors():
+    async def main():
+        async with Scene("nn", parts=3) as scene:
+            happened = []
+            scene.when(
+                lambda content, source, _: content == "part" and source != scene.leader,
+                lambda source, _: (scene.swarm.kill(source, abrupt=True), happened.append(source)),
+                "sending",
+            )
+            await scene.step(allow_retries=False)
+            (survivor,) = scene.others(*happened)
+            assert isinstance(scene.outcomes[survivor], AllreduceError)
+            assert scene.swarm.ids[happened[0]] in scene.outcomes[survivor].reasons
+            scene.check_unchanged(survivor)
+            assert scene.seconds[survivor] < PROMPT
+
+    run_virtual(main)
+
+
+def test_survivors_of_a_failed_group_meet_again_and_start_from_the_tensors_as_they_were():
+    async def main():
+        patient = {"sender_timeout": 20.0, "reducer_timeout": 40.0, "allreduce_timeout": 2.0}
+        async with Scene("nnnn", parts=3, **patient) as scene:
+            happened = []
+
+            def freeze(source, _target):
+                scene.swarm.freeze(source)
+                happened.append(source)
+
+            scene.when(lambda content, source, _: content == "part" and source != scene.leader, freeze)
+
+            async def thaw_in_the_end():
+                await asyncio.sleep(30)
+                scene.swarm.thaw(happened[0])
+
+            thawing = asyncio.create_task(thaw_in_the_end())
+            await scene.step()
+            await thawing
+            survivors = scene.others(*happened)
+            scene.check(survivors, within=12.0, attempts=2)
+            assert scene.contributors(survivors[0]) == [(0, 12 * PART, frozenset(survivors))]
+
+    run_virtual(main)

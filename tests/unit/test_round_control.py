@@ -220,7 +220,12 @@ def test_random_bytes_raise_nothing_but_a_protocol_error(header, payload):
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=6) | st.binary(max_size=6),
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text(max_size=6)
+    | st.binary(max_size=6),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=12,
 )

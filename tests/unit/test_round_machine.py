@@ -32,6 +32,7 @@ from swarmavg.protocol.round_events import (
     ControlLost,
     ControlUp,
     Drop,
+    HeldUp,
     Jobs,
     LeaveRound,
     LinkFailed,
@@ -123,7 +124,7 @@ class Schedule:
             self.world.leave(member)
 
     def _freeze(self) -> None:
-        member, seconds = self._member(), self.rng.choice([6.0, 12.0])
+        member, seconds = self._member(), self.rng.choice([0.5, 3.0, 6.0, 12.0])
         if self.world.actors[member].running:
             self._note("freeze", member, seconds)
             self.harmed.add(member)
@@ -410,6 +411,19 @@ def test_a_leaving_coordinator_tells_everybody_and_a_leaving_member_the_coordina
     assert [to for to, _ in sent(leader)] == [1, 2]
     assert [to for to, _ in sent(follower)] == [0]
     assert leader.state is follower.state is RoundState.LEFT
+
+
+def test_a_coordinator_that_was_held_up_reads_the_reports_before_it_calls_anybody_silent():
+    leader = connected(Round(setting(0, roles="nnnn")), 1, 2, 3)
+    leader.receive(LinkFailed(LinkId(3, 0), 3, ExclusionCode.SILENT, "no byte"), 1.0)
+    leader.receive(Tick(), 1.0 + REQUEST_TIMEOUT)
+    leader.receive(MessageCame(1, Term(1, 0), Report(committed=False, held=0)), 2.1)
+    leader.receive(HeldUp(30.0), 32.1)
+    leader.receive(MessageCame(1, Term(1, 0), Done()), 32.1)
+    leader.receive(MessageCame(2, Term(1, 0), Report(committed=False, held=0)), 32.1)
+    assert leader.out.keys() == {3}
+    assert leader.state is RoundState.RUNNING
+    assert leader.term == Term(1, 0)
 
 
 def test_done_from_a_member_that_turned_to_the_next_candidate_early_is_no_crime():
