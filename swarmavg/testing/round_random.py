@@ -22,13 +22,14 @@ from swarmavg.testing.round_recorder import Recorder
 WINDOW: Final = 2.0
 REQUEST_TIMEOUT: Final = 0.5
 SENDER_TIMEOUT: Final = 1.0
-STEP_TIMEOUT: Final = 40.0
+STEP_TIMEOUT: Final = 24.0
 """Longer than any fault of a plan lasts, so that nobody leaves a round by its own deadline because of one."""
-FAULT_SECONDS: Final = 3.0
-GROUPING: Final = 3 * (WINDOW + 4 * REQUEST_TIMEOUT + 4 * SENDER_TIMEOUT)
+FAULT_SECONDS: Final = 2.0
+GROUPING: Final = 3 * (WINDOW + 4 * REQUEST_TIMEOUT + 2 * SENDER_TIMEOUT)
 """Each may lose two groups to faults that are found out by silence before the third must stand."""
 ROLES: Final[tuple[RoleName, ...]] = ("node", "client", "auxiliary")
 ROLE_WEIGHTS: Final = (6, 2, 1)
+AFTERMATH: Final = 4 * SENDER_TIMEOUT
 INTRODUCED: Final = 1.0
 """By then the first peer, whose address is all that the others know, has told them of each other."""
 FIRST_VALUES: Final = 1 << 20
@@ -84,10 +85,18 @@ class _Swarm:
                     continue
                 users.append(self._live(swarm, averager, tensors, str(number), random.Random(rng.random())))  # noqa: S311
             await asyncio.gather(*users)
-            await asyncio.sleep(STEP_TIMEOUT)  # whoever is frozen wakes up, and learns what became of its round
-        self._log_faults()
-        if directory == "gossip" and any("0" in fault.peers and fault.time < INTRODUCED for fault in self.recorder.log.faults):
-            self.recorder.log.grouping = float("inf")  # the others may never have heard of each other
+            self._log_faults()
+            if directory == "gossip" and any(
+                "0" in fault.peers and fault.time < INTRODUCED for fault in self.recorder.log.faults
+            ):
+                self.recorder.log.grouping = float("inf")  # the others may never have heard of each other
+            await self._until_all_is_over()
+
+    async def _until_all_is_over(self) -> None:
+        """Whoever is frozen or cut off wakes up, and learns what became of its round."""
+        faults = self.recorder.log.faults
+        over = max((fault.until for fault in faults if fault.until < float("inf")), default=0.0) + AFTERMATH
+        await asyncio.sleep(max(0.0, over - asyncio.get_running_loop().time()))
 
     async def _live(
         self, swarm: SimulatedSwarm, averager: Averager, tensors: list[torch.Tensor], name: str, rng: random.Random

@@ -76,6 +76,8 @@ class Scene:
         """Of the latest group."""
         self._tolerance = tolerance
         self._errors: list[Exception] = []
+        self._pending = 0
+        """Acts whose message has not come."""
 
     async def __aenter__(self) -> Self:
         await self.swarm.__aenter__()
@@ -104,11 +106,13 @@ class Scene:
                 ends = self.number(message.source), self.number(message.target)
                 if message.kind == "message" and chosen(message.content, *ends):
                     listeners.remove(listen)
+                    self._pending -= 1
                     act(*ends)
             except Exception as error:  # noqa: BLE001  (callbacks must not raise; `step` does instead)
                 self._errors.append(error)
 
         listeners.append(listen)
+        self._pending += 1
 
     def _note_leader(self, message: MessageSeen) -> None:
         if message.content == "begin":
@@ -159,6 +163,8 @@ class Scene:
         await asyncio.sleep(AFTERWARDS)
         if self._errors:
             raise self._errors[0]
+        if self._pending:
+            raise AssertionError(f"{self._pending} of the messages at which something was to happen never came")
 
     async def _step(self, number: int, options: dict[str, Any]) -> StepResult:
         return await self.swarm.step(number, **{"weight": self.weight(number), "timeout": 100, **options})
@@ -170,9 +176,9 @@ class Scene:
 
     def result(self, number: int) -> StepResult:
         outcome = self.outcomes[number]
-        if not isinstance(outcome, StepResult):
-            raise AssertionError(f"peer {number} has no result, but {outcome!r}")
-        return outcome
+        if isinstance(outcome, StepResult):
+            return outcome
+        raise AssertionError(f"peer {number} has no result, but {outcome!r}")
 
     def contributors(self, number: int) -> list[tuple[int, int, frozenset[int]]]:
         """Who is in the average of which elements."""
@@ -226,9 +232,10 @@ class Scene:
         if self.roles[number] == "auxiliary":
             self.check_unchanged(number)
         else:
-            self._check_values(number)
+            self.check_values(number)
 
-    def _check_values(self, number: int) -> None:
+    def check_values(self, number: int) -> None:
+        """A peer holds the mean over whom its result names, in every element."""
         at, alpha = 0, self.settings.get("averaging_alpha", 1.0)
         for start, stop, members in self.contributors(number):
             if start != at:

@@ -15,10 +15,12 @@ from swarmavg.protocol.round_events import Acknowledged, Drop, Jobs
 from swarmavg.protocol.round_jobs import Job
 from swarmavg.protocol.round_messages import ChannelKind
 from swarmavg.protocol.round_states import RoundState
-from swarmavg.testing.round_world_control import PATIENCE, REQUEST_TIMEOUT, Actor, ControlWorld, Why
+from swarmavg.testing.round_world_control import ControlWorld
 from swarmavg.testing.round_world_data import Data, Result, Serving, members_of
+from swarmavg.testing.round_world_members import PATIENCE, REQUEST_TIMEOUT, Actor, Why
 
 BEAT = PATIENCE / 8
+_GONE = (RoundState.FENCED, RoundState.DIVERGED, RoundState.LEFT)
 _NO_BLAME = Why(ExclusionCode.REFUSED, "another term", blameless=True)
 _RESET = Why(ExclusionCode.CONNECTION_LOST, "reset")
 _GIVEN_UP = Why(ExclusionCode.CONNECTION_LOST, "the other side gave the channel up")
@@ -37,7 +39,6 @@ class RoundWorld(ControlWorld):
         self.passed_on = 0
         self.recomputed = 0
         self._serials = itertools.count()
-        self._cut_since: dict[frozenset[int], float] = {}
 
     # ---- the course of a round
 
@@ -144,7 +145,8 @@ class RoundWorld(ControlWorld):
         if data.serving is None and not self._admit(data, server):
             return
         moves = [move for move in (self._send_on, self._return) if self.rng.random() < 0.7]
-        if not moves or any([move(data, actor, server) for move in moves]):
+        moved = [move(data, actor, server) for move in moves]
+        if not moves or any(moved):
             self._wake(data)
 
     def _admit(self, data: Data, server: Actor) -> bool:
@@ -367,16 +369,15 @@ class RoundWorld(ControlWorld):
     def _fellows(self, actor: Actor) -> Iterator[Actor]:
         """Members that live and count each other and `actor` in."""
         for other in self.actors:
-            lost = (RoundState.FENCED, RoundState.DIVERGED, RoundState.LEFT)
-            if other.alive and other.machine.state not in lost:
-                if other.me in actor.machine.live and actor.me in other.machine.live:
-                    yield other
+            here = other.alive and other.machine.state not in _GONE
+            if here and other.me in actor.machine.live and actor.me in other.machine.live:
+                yield other
 
     def check_agreement(self) -> None:
         """Members that have committed and are in one term hold the same results."""
         committed = [a for a in self.actors if a.alive and a.holdings.committed is not None]
         for actor in committed:
-            if actor.machine.state in (RoundState.FENCED, RoundState.DIVERGED, RoundState.LEFT):
+            if actor.machine.state in _GONE:
                 continue
             for other in self._fellows(actor):
                 if other.holdings.committed not in (None, actor.holdings.committed):

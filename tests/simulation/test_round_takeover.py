@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
 
-from swarmavg import AllreduceError, AveragingStage, StepResult
+from swarmavg import AllreduceError, AveragingStage
 from swarmavg.compression import Float16Compression
 from swarmavg.testing.clock import run_virtual
 from swarmavg.testing.processes import ProcessKilledError
@@ -113,7 +114,7 @@ def test_what_nobody_holds_is_reduced_anew_from_the_inputs_of_the_living():
 def test_an_auxiliary_peer_reduces_anew_for_clients_that_have_lost_their_only_node():
     async def main():
         async with Scene("ncca", parts=2) as scene:
-            kill = lambda *_: scene.swarm.kill(0, abrupt=True)  # noqa: E731
+            kill = lambda *_: scene.swarm.kill(0, abrupt=True)
             scene.when(lambda content, source, _: (content, source) == ("result", 0), kill, "sending")
             await scene.step()
             scene.check([1, 2, 3], outs=[0], within=PROMPT)
@@ -179,7 +180,7 @@ def test_the_leader_dies_before_the_trigger():
     run_virtual(main)
 
 
-async def result_of(control) -> StepResult:
+async def result_of(control):
     return await control
 
 
@@ -253,7 +254,8 @@ def test_the_leader_dies_when_all_have_committed_and_nobody_or_one_has_heard_so(
 def test_whoever_leaves_in_mid_round_is_missed_at_once_and_not_after_a_time_limit(who, how):
     async def main():
         async with Scene("nnnc", parts=3) as scene:
-            left, tasks = [], {}
+            left: list[int] = []
+            tasks: dict[object, asyncio.Task[Any]] = {}
 
             def is_it(number):
                 return {"leader": number == scene.leader, "client": number == 3}.get(who, number not in (3, scene.leader))
@@ -286,16 +288,13 @@ def test_whoever_leaves_in_mid_round_is_missed_at_once_and_not_after_a_time_limi
 def test_who_is_left_alone_fails_with_the_reasons_and_unchanged_tensors():
     async def main():
         async with Scene("nn", parts=3) as scene:
-            happened = []
-            scene.when(
-                lambda content, source, _: content == "part" and source != scene.leader,
-                lambda source, _: (scene.swarm.kill(source, abrupt=True), happened.append(source)),
-                "sending",
-            )
+            victim, survivor = 0, 1
+            kill = lambda *_: scene.swarm.kill(victim, abrupt=True)
+            scene.when(lambda content, source, _: (content, source) == ("part", victim), kill, "sending")
             await scene.step(allow_retries=False)
-            (survivor,) = scene.others(*happened)
-            assert isinstance(scene.outcomes[survivor], AllreduceError)
-            assert scene.swarm.ids[happened[0]] in scene.outcomes[survivor].reasons
+            error = scene.outcomes[survivor]
+            assert isinstance(error, AllreduceError)
+            assert scene.swarm.ids[victim] in error.reasons
             scene.check_unchanged(survivor)
             assert scene.seconds[survivor] < PROMPT
 
@@ -304,7 +303,7 @@ def test_who_is_left_alone_fails_with_the_reasons_and_unchanged_tensors():
 
 def test_survivors_of_a_failed_group_meet_again_and_start_from_the_tensors_as_they_were():
     async def main():
-        patient = {"sender_timeout": 20.0, "reducer_timeout": 40.0, "allreduce_timeout": 2.0}
+        patient: dict[str, Any] = {"sender_timeout": 20.0, "reducer_timeout": 40.0, "allreduce_timeout": 2.0}
         async with Scene("nnnn", parts=3, **patient) as scene:
             happened = []
 

@@ -12,6 +12,7 @@ from swarmavg.errors import RemoteProtocolError
 from swarmavg.protocol.outcome import ExclusionCode
 from swarmavg.protocol.round_control import (
     MAX_DETAIL,
+    MAX_JOBS_PER_PART,
     MAX_MEMBERS,
     MAX_PARTS,
     Alive,
@@ -212,6 +213,22 @@ def test_a_bitmap_of_more_parts_than_a_plan_may_have_is_refused():
         decode_control(pack(["report", 1, 0, False]), memoryview(bytes(MAX_PARTS // 8 + 1)))
 
 
+def test_a_short_message_cannot_announce_more_than_the_plan_has():
+    def decoded(*jobs):
+        fields = [[0, None, b"", b"", list(runs)] for runs in jobs]
+        return decode_control(pack(["assign", 1, 0]), memoryview(pack(fields)), parts=1000)[1]
+
+    everything = decoded(*[(0, 1000)] * MAX_JOBS_PER_PART)
+    assert isinstance(everything, Assign)
+    assert all(job.parts == tuple(range(1000)) for job in everything.jobs)
+    with pytest.raises(RemoteProtocolError, match="65000 parts, where the plan has 1000"):
+        decoded(*[(0, 1000)] * (MAX_JOBS_PER_PART + 1))
+    with pytest.raises(RemoteProtocolError, match="part 1000 of a plan that has 1000"):
+        decoded((999, 2))
+    with pytest.raises(RemoteProtocolError):
+        decoded((MAX_PARTS - 1, 1))
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_random_bytes_raise_nothing_but_a_protocol_error(header, payload):
@@ -234,7 +251,7 @@ KINDS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(KINDS, st.lists(VALUES, max_size=6), VALUES)
 def test_well_packed_nonsense_raises_nothing_but_a_protocol_error(kind, fields, content):
     try:
