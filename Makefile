@@ -45,6 +45,8 @@ test: setup
 
 simulate: setup
 	$(IN_ROOT) OMP_NUM_THREADS=1 $(VENV_PYTHON) -m swarmavg.testing.simulate $(SIMULATE_ARGS)
+	$(IN_ROOT) SWARMAVG_SIMULATE=all OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -s \
+	    tests/integration/test_round_processes.py tests/integration/test_leaving.py tests/simulation/test_leaving_bound.py
 
 check: setup
 	$(IN_ROOT) .venv/bin/ruff check

@@ -617,6 +617,10 @@ class Exchange:
             self._miss_channels(loop.time())
 
     def _forgive(self, lag: float) -> None:
+        """Nobody else is blamed for the time in which this process stood still."""
+        self._attached_at += lag
+        for served in self._served():
+            served.forgive(lag)
         for link in [*self._outgoing, *self._serving_links()]:
             if link.patience is not None:
                 link.patience.forgive(lag)

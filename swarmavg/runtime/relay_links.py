@@ -143,6 +143,10 @@ class Relay:
         for link in self.links.values():
             link.give_up(failure, ANOTHER_TERM)
 
+    def forgive(self, lag: float) -> None:
+        """This process stood still for so long."""
+        self._since += lag
+
     def missing_channels(self, now: float, patience: float) -> list[int]:
         """Members that should have opened their channel by now, each named once."""
         if self._over or now - self._since <= patience:

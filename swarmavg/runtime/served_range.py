@@ -84,6 +84,10 @@ class ServedRange:
         for link in self.links.values():
             link.give_up(failure, ANOTHER_TERM)
 
+    def forgive(self, lag: float) -> None:
+        """This process stood still for so long."""
+        self._since += lag
+
     def missing_channels(self, now: float, patience: float) -> list[int]:
         """Contributors that should have opened their channel by now. Each is named once, and waited for no longer."""
         if self._over or now - self._since <= patience:

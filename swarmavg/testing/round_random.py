@@ -85,18 +85,17 @@ class _Swarm:
                     continue
                 users.append(self._live(swarm, averager, tensors, str(number), random.Random(rng.random())))  # noqa: S311
             await asyncio.gather(*users)
-            self._log_faults()
-            if directory == "gossip" and any(
-                "0" in fault.peers and fault.time < INTRODUCED for fault in self.recorder.log.faults
-            ):
-                self.recorder.log.grouping = float("inf")  # the others may never have heard of each other
             await self._until_all_is_over()
+        self._log_faults()
+        faults = self.recorder.log.faults
+        if directory == "gossip" and any("0" in fault.peers and fault.time < INTRODUCED for fault in faults):
+            self.recorder.log.grouping = float("inf")  # the others may never have heard of each other
 
     async def _until_all_is_over(self) -> None:
         """Whoever is frozen or cut off wakes up, and learns what became of its round."""
-        faults = self.recorder.log.faults
-        over = max((fault.until for fault in faults if fault.until < float("inf")), default=0.0) + AFTERMATH
-        await asyncio.sleep(max(0.0, over - asyncio.get_running_loop().time()))
+        ends = [event.time + (self.plan.faults[event.fault].lasts or 0.0) for event in self.plan.events]
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(max([0.0, *(end + AFTERMATH - now for end in ends)]))
 
     async def _live(
         self, swarm: SimulatedSwarm, averager: Averager, tensors: list[torch.Tensor], name: str, rng: random.Random

@@ -88,7 +88,11 @@ def test_hellos_that_do_not_fit_are_refused_with_the_reason_and_disturb_nobody()
         (pack(["start", float("nan")]), b"", ExclusionCode.PROTOCOL_VIOLATION),
         (b"\xc1 garbage", b"", ExclusionCode.PROTOCOL_VIOLATION),
         (RoundBeat(term=Term(0, 0), waiting_for=()).encode(), b"", ExclusionCode.STALLED),
-        (pack(["hello", "inputs", [0, 0], None, bytes(16), bytes(16), bytes(16), bytes(32)]), b"", ExclusionCode.PROTOCOL_VIOLATION),
+        (
+            pack(["hello", "inputs", [0, 0], None, bytes(16), bytes(16), bytes(16), bytes(32)]),
+            b"",
+            ExclusionCode.PROTOCOL_VIOLATION,
+        ),
     ],
     ids=["part-first", "huge-weight", "negative", "nan", "garbage", "beat-without-reason", "second-hello"],
 )

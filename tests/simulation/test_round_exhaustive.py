@@ -11,9 +11,9 @@ from swarmavg.testing import simulate
 from swarmavg.testing.event_log import Failed, Finished
 from swarmavg.testing.round_cases import GROUPS, PAIR_STRIDES, Kill, bound, pairs_after, parse, play, singles
 
-SINGLES = 9
+SINGLES = 6
 """Kills of each group and kind, spread over all that there are."""
-PAIR_FIRSTS = 7
+PAIR_FIRSTS = 5
 PAIR_SECONDS = 43
 
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from swarmavg.testing.round_random import play_seed
 
-SEEDS = 40
+SEEDS = 30
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """Every death is logged as a warning, which takes longer to write than to simulate."""
+    logger = logging.getLogger("swarmavg")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(before)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

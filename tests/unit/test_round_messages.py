@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ from swarmavg.protocol.round_messages import (
 )
 from swarmavg.transport.packing import pack
 
-MEMBERS = {"group_id": GroupId(bytes(16)), "sender": b"s" * 16, "receiver": b"r" * 16, "plan_hash": b"p" * 32}
+MEMBERS: Any = {"group_id": GroupId(bytes(16)), "sender": b"s" * 16, "receiver": b"r" * 16, "plan_hash": b"p" * 32}
 MESSAGES = [
     RoundHello(kind=ChannelKind.INPUTS, term=Term(0, 0), job=None, **MEMBERS),
     RoundHello(kind=ChannelKind.FETCH, term=Term(3, 1), job=2, **MEMBERS),
