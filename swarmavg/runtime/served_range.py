@@ -85,7 +85,7 @@ class ServedRange:
             link.give_up(failure, ANOTHER_TERM)
 
     def forgive(self, lag: float) -> None:
-        """This process stood still for so long."""
+        """The own process stood still for so long."""
         self._since += lag
 
     def missing_channels(self, now: float, patience: float) -> list[int]:
