@@ -68,6 +68,10 @@ from swarmavg.protocol.round_states import RoundCause, RoundState
 from swarmavg.protocol.round_words import in_words
 
 _MAX_PASSES: Final = 10_000
+_STEPS_OF_A_TERM: Final = 4
+"""Request timeouts that a coordinator needs at most beyond the patience: a call, an answer, its reports, its assignments."""
+_LONGEST_JUMP: Final = 1000
+"""Terms that one member may have missed: more were made up."""
 
 
 class Round:
@@ -86,6 +90,7 @@ class Round:
         self._jobs: tuple[Job, ...] = ()
         self._acknowledged: set[int | None] = set()
         self._done = False
+        self._frozen_at = 0.0
         self._alarm: float | None = None
         self.fenced_because = ""
         if self._target != core.me:
@@ -220,10 +225,25 @@ class Round:
     def _settle(self, now: float) -> None:
         for _ in range(_MAX_PASSES):
             alarms: list[float] = []
-            if self.state.over or not self._coordinator.expire(now, alarms):
+            if self.state.over or not (self._expire_frozen(now, alarms) or self._coordinator.expire(now, alarms)):
                 self._alarm = min((alarm for alarm in alarms if alarm > now), default=None)
                 return
         raise LocalProtocolError("a round does not come to rest:\n" + "\n".join(self.story()[-20:]))
+
+    def _expire_frozen(self, now: float, alarms: list[float]) -> bool:
+        """A coordinator that lives but never assigns anything is replaced as one that is lost."""
+        core = self._core
+        if not core.state.frozen or self._target == core.me:
+            return False
+        deadline = self._frozen_at + core.setting.patience + _STEPS_OF_A_TERM * core.setting.request_timeout
+        if now < deadline:
+            alarms.append(deadline)
+            return False
+        self._frozen_at = now
+        silent = Suspect(accused=self._target, link=None, code=ExclusionCode.STALLED, detail="no assignments came from it")
+        self._suspicions[self._target, None] = silent
+        self._replace_target(now)
+        return True
 
     # Local events
 
@@ -246,6 +266,7 @@ class Round:
             case HeldUp():
                 core.tell(now, f"this process was held up for {event.seconds:.1f} s")
                 self._coordinator.forgive(event.seconds)
+                self._frozen_at += event.seconds
             case Tick():
                 pass
             case _:
@@ -388,8 +409,7 @@ class Round:
     def _take_fence(self, sender: int, fence: Fence, term: Term, now: float) -> None:
         """Obey the higher term; but where each side has fenced the other, the larger side is right, wherever it was heard."""
         core = self._core
-        if term.rank >= len(core.succession):
-            raise RemoteProtocolError(f"a fence of term {term}, for which there is no coordinator")
+        self._check_term(term, sender)
         theirs = frozenset(range(len(core.setting.names))) - {member for member, _, _ in fence.out}
         excluded = core.me not in theirs
         if core.succession[term.rank] in core.out or (sender in core.out and excluded):
@@ -399,6 +419,16 @@ class Round:
                 core.repeat_fence(sender, now)
         elif term > core.term:
             self.obey(fence, term, now)
+
+    def _check_term(self, term: Term, sender: int) -> None:
+        """Raise `RemoteProtocolError` for a fence that nobody can have sent."""
+        core = self._core
+        if term.rank >= len(core.succession):
+            raise RemoteProtocolError(f"a fence of term {term}, for which there is no coordinator")
+        if term > core.term and core.succession[term.rank] == core.me:
+            raise RemoteProtocolError(f"{core.name(sender)} brings a fence of this member that it has not made")
+        if term.number > core.term.number + _LONGEST_JUMP:
+            raise RemoteProtocolError(f"{core.name(sender)} speaks of term {term}, far beyond {core.term}")
 
     def _outnumbered(self, theirs: frozenset[int], term: Term) -> bool:
         """Whether those who go on without this member are more than those who are left with it."""
@@ -491,9 +521,13 @@ class Round:
     def _chase(self, term: Term, sender: int, now: float) -> None:
         """Somebody speaks of a higher term: its coordinator will tell the rest."""
         core = self._core
-        if term <= core.term or term.rank >= len(core.succession):
+        if term <= core.term or term.rank >= len(core.succession) or term.number > core.term.number + _LONGEST_JUMP:
             return
         coordinator = core.succession[term.rank]
+        if coordinator == core.me:
+            core.tell(now, f"{core.name(sender)} speaks of term {term}, which this member has not begun")
+            self._target = core.me
+            self._coordinator.outbid(term.number, now)
         if coordinator in (core.me, self._target):
             return
         core.tell(now, f"{core.name(sender)} speaks of term {term}: I turn to {core.name(coordinator)}")
@@ -548,6 +582,7 @@ class Round:
         }
         self._suspect_again(severed)
         core.move(RoundCause.FENCE, now)
+        self._frozen_at = now
         if core.coordinator == core.me:
             self._coordinator.report(core.me, self._report(), now)
         elif core.coordinator in core.connected:

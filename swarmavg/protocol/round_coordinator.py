@@ -85,6 +85,8 @@ class Coordinator:
         self._done: set[int] = set()
         self._closed = False
         self._serial = 0
+        self._outbid = 0
+        """The number of a term that somebody made up in the name of this member."""
 
     # For the member's half
 
@@ -95,6 +97,11 @@ class Coordinator:
             self.active = True
             self._reports = None
         self._take_over = True
+
+    def outbid(self, number: int, now: float) -> None:
+        """Members obey a term that this member is said to have begun, and has not: begin a higher one."""
+        self._outbid = max(self._outbid, number)
+        self.take_over(now)
 
     def give_way(self) -> None:
         """Another member's term is higher."""
@@ -160,12 +167,15 @@ class Coordinator:
         inquiry = self._inquiries.get(member)
         if inquiry is None:
             self.suspect(Suspect(accused=member, link=None, code=code, detail=detail), now)
-        elif member in core.setting.serves:
-            if now < inquiry.began + core.setting.request_timeout / 2:  # nobody is there when called
-                del self._inquiries[member]
-                self._lost[member] = (inquiry.code, inquiry.detail)
-            else:
-                inquiry.deadline = min(inquiry.deadline, now)
+        elif member not in core.setting.serves:
+            pass  # it may come again
+        elif code not in (ExclusionCode.UNREACHABLE, ExclusionCode.REFUSED):
+            core.send(member, Probe(serial=inquiry.serial), now)  # an open channel was lost: call it anew
+        elif now < inquiry.began + core.setting.request_timeout / 2:  # nobody is there when called
+            del self._inquiries[member]
+            self._lost[member] = (inquiry.code, inquiry.detail)
+        else:
+            inquiry.deadline = min(inquiry.deadline, now)
 
     def left(self, member: int, reason: str) -> None:
         """A member has said that it takes no part any longer."""
@@ -238,7 +248,7 @@ class Coordinator:
             return False
         self._lost.clear()
         self._take_over = False
-        term = Term(core.term.number + 1, core.succession.index(core.me))
+        term = Term(max(core.term.number, self._outbid) + 1, core.succession.index(core.me))
         out = {**core.out, **lost}
         fence = Fence(
             out=tuple((member, code, detail) for member, (code, detail) in sorted(out.items())),

@@ -61,6 +61,7 @@ class ContributorLink(Link):
 
     async def _receive(self, channel: Channel) -> None:
         while (message := await channel.receive(self._allocate)) is not END:
+            self.check_given_up()
             content = decode_round_message(message.header)
             if isinstance(content, RoundResult):
                 self._take_result(content, message.payload)

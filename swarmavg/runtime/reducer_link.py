@@ -50,6 +50,7 @@ class ReducerLink(Link):
 
     async def _receive(self, channel: Channel) -> None:
         while (message := await channel.receive(self._allocate)) is not END:
+            self.check_given_up()
             content = decode_round_message(message.header)
             if isinstance(content, RoundStart):
                 self._served.reducer.begin(self.other, content.weight)

@@ -57,6 +57,7 @@ class RelayLink(Link):
 
     async def _receive_nothing(self, channel: Channel) -> None:
         while (message := await channel.receive(_no_payload)) is not END:
+            self.check_given_up()
             content = decode_round_message(message.header)
             if not isinstance(content, RoundBeat):
                 raise RemoteProtocolError(f"whoever fetches results sent {type(content).__name__}")
@@ -70,6 +71,7 @@ class RelayLink(Link):
     async def _receive_results(self, channel: Channel) -> None:
         exchange = self.exchange
         while (message := await channel.receive(self._allocate)) is not END:
+            self.check_given_up()
             content = decode_round_message(message.header)
             if isinstance(content, RoundBeat):
                 self.take_beat(content, message.header)

@@ -177,6 +177,11 @@ class Link:
         elif self.task is not None:
             self.task.cancel()
 
+    def check_given_up(self) -> None:
+        """Raise the failure of a link that was given up: what had arrived before is not taken any more."""
+        if self._failure is not None:
+            raise self._failure
+
     def judge(self, now: float) -> None:
         """Give the link up if the other side is silent, or sends too little of what it owes."""
         if self.channel is None or self._failure is not None:
