@@ -201,7 +201,7 @@ class Link:
         exchange = self.exchange
         peer = exchange.group.members[self.id.reducer].peer_id
         with naming_failures():
-            channel = await self._open(peer)
+            channel = await self._open(peer, attempts=1 if kind is ChannelKind.CONTROL else DIAL_ATTEMPTS)
             if self._failure is not None:
                 channel.abort("left the round")
                 raise self._failure
@@ -210,8 +210,8 @@ class Link:
             await send_payload(channel, hello.encode(), exchange.group.signed)
         return channel
 
-    async def _open(self, peer: PeerId) -> Channel:
-        """Nobody there: two attempts. Somebody who does not answer may only be held up: as at the beginning of a round a
+    async def _open(self, peer: PeerId, attempts: int) -> Channel:
+        """Nobody there: so many attempts. Somebody who does not answer may only be held up: as at the beginning of a round a
         member is waited for, so it is called. Raises `DialError`.
         """
         exchange = self.exchange
@@ -223,7 +223,7 @@ class Link:
                 return await exchange.hub.open_channel(peer, exchange.purpose, timeout=exchange.times.dial)
             except DialError:
                 unanswered = exchange.now() - tried > exchange.times.dial / 2
-                if attempt >= DIAL_ATTEMPTS and not (unanswered and exchange.now() - began < patience):
+                if attempt >= attempts and not (unanswered and exchange.now() - began < patience):
                     raise
             await asyncio.sleep(min(0.2, exchange.times.dial))
         raise AssertionError("unreachable")
