@@ -4,7 +4,7 @@
 #   make demo       four peers train one model on this machine     DEMO_ARGS='--plain --steps 40'
 #   make test       all tests                                      PYTEST_ARGS='tests/unit -x'
 #   make simulate   the whole simulation of dying peers, which     SIMULATE_ARGS='random --seeds 100'
-#                   make test plays a sample of: half an hour
+#                   make test plays a sample of: up to an hour
 #   make check      lint, format, types, layers, docs
 #   make docs       the documentation, into site/
 #   make clean      remove .venv and everything generated
