@@ -42,6 +42,8 @@ class _Inquiry:
     hearer: int | None = None
     """Who has heard from it lately, and could coordinate."""
     handed: bool = False
+    came: bool = False
+    """A channel with it stood once more: it was given more time, once."""
 
 
 _CUT_OFF: Final = (ExclusionCode.SEVERED, "its channels failed, and nobody can pass on to it what it lacks")
@@ -156,7 +158,9 @@ class Coordinator:
         """A control channel with a member stands (again)."""
         inquiry = self._inquiries.get(member)
         if inquiry is not None:
-            inquiry.deadline = now + self._core.setting.request_timeout  # it came by itself
+            if not inquiry.came:
+                inquiry.came = True
+                inquiry.deadline = now + self._core.setting.request_timeout
             self._core.send(member, Probe(serial=inquiry.serial), now)
 
     def lost(self, member: int, code: ExclusionCode, detail: str, now: float) -> None:

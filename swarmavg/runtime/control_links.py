@@ -125,6 +125,9 @@ class ControlLinks:
         finally:
             links.remove(link)
             self._exchange.changed()
+        if links and not self._closed:  # two that dialled each other: what was lost with this channel is said again
+            link.hand_queue_to(links[-1])
+            self._feed(ControlUp(link.other))
         self._lost(link.other, failure)
 
     def _lost(self, member: int, failure: LinkFailedError) -> None:
@@ -144,6 +147,10 @@ class _ControlLink(Link):
     def send(self, encoded: tuple[bytes, bytes]) -> None:
         self._queue.append(encoded)
         self.pulse.news()
+
+    def hand_queue_to(self, other: _ControlLink) -> None:
+        for encoded in self._queue:
+            other.send(encoded)
 
     def finish(self) -> None:
         self._finishing = True

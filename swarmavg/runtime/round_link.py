@@ -313,7 +313,7 @@ def naming_failures() -> Iterator[None]:
 
 
 def _refusal(error: ChannelRefusedError) -> LinkFailedError:
-    if error.code == NO_SUCH_ROUND:
+    if error.code in (NO_SUCH_ROUND, "no-such-purpose"):  # the latter: its averager is closed
         return LinkFailedError(ExclusionCode.CANCELLED, error.reason)
     if error.code == ROUND_CLOSED:
         return LinkFailedError(ExclusionCode.CANCELLED, error.reason, closed=True)

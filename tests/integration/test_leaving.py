@@ -53,10 +53,14 @@ class Mate:
     peer: Peer
     tensor: torch.Tensor
     control: StepControl
+    averager: Averager
 
     def check_result(self, inputs: dict[PeerId, float]) -> None:
         """What its step ends with is right, element by element."""
-        result = self.control.result(60)
+        try:
+            result = self.control.result(60)
+        except TimeoutError:
+            pytest.fail(f"the step does not end:\n{self.averager.story()}")
         assert result.fraction == 1.0
         for span, members in result.contributors:
             expected = sum(inputs[member] for member in members) / len(members)
@@ -72,7 +76,7 @@ def mate(value: float, bootstrap: list[str]) -> Iterator[Mate]:
         Averager([tensor], peer=peer, **OPTIONS) as averager,
     ):
         control = averager.step(wait=False, require_trigger=True, timeout=TIMEOUT, allow_retries=False)
-        yield Mate(peer, tensor, control)
+        yield Mate(peer, tensor, control, averager)
 
 
 class Trainer:
